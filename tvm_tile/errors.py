@@ -78,7 +78,7 @@ class SourceLocation:
 
     @classmethod
     def from_ast(cls, node, file: str, first_line: int = 1, indent: int = 0) -> SourceLocation:
-        """The location of a Python ``ast`` node whose source began at ``first_line``, dedented by ``indent`` columns."""
+        """The location of a Python ``ast`` node; its source began at ``first_line``, dedented by ``indent`` columns."""
         end_column = None
         if getattr(node, "end_lineno", None) == node.lineno and node.end_col_offset is not None:
             end_column = node.end_col_offset + indent + 1
