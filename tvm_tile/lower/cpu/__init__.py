@@ -1,0 +1,1 @@
+"""CPU lowering: tile IR to flat vectorised TIR for LLVM."""
