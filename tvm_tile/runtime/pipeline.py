@@ -1,0 +1,240 @@
+"""The TIR pipeline ``"tvm_tile"``: tile functions are lowered by us, every other PrimFunc gets TVM's own treatment.
+
+Importing this module registers it, for ``tvm.compile(module, target, tir_pipeline="tvm_tile")``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import tvm
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.tirx.compilation_pipeline import PIPELINE_MAP, finalize_host_passes, register_tir_pipeline
+
+from ..errors import TileError
+from ..lower import is_tile_function, lower
+from .toolchain import PLAIN_KEY, TILE_KEY, install_callback
+
+__all__ = ["NAME", "element_aligned", "observe", "register"]
+
+NAME = "tvm_tile"
+LOWERING_ATTR = "tile.lowering"
+
+_observers: list[Callable[[tvm.IRModule], None]] = []
+
+
+class observe:
+    """Calls ``see(module)`` with each module after host and device code were split, inside the ``with``."""
+
+    def __init__(self, see: Callable[[tvm.IRModule], None]) -> None:
+        self.see = see
+
+    def __enter__(self) -> observe:
+        _observers.append(self.see)
+        return self
+
+    def __exit__(self, *_exc) -> None:
+        _observers.remove(self.see)
+
+
+def element_aligned(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function with parameters that promise no more than their element's alignment.
+
+    TVM's default promises 64 bytes, and LLVM then crashes on a NumPy array or a slice that starts elsewhere.
+    """
+    replaced = {}
+    for param in func.params:
+        if not tirx.is_buffer_var(param):
+            continue
+        ty = param.ty
+        bytes_ = max(1, tvm_ffi.dtype(str(ty.dtype)).itemsize)
+        if int(ty.data_alignment) <= bytes_:
+            continue
+        replaced[param] = tirx.decl_buffer(
+            ty.shape,
+            str(ty.dtype),
+            str(param.name),
+            strides=list(ty.strides) or None,
+            elem_offset=ty.elem_offset,
+            scope=str(ty.storage_scope),
+            data_alignment=bytes_,
+            offset_factor=int(ty.offset_factor),
+            layout=ty.layout,
+        )
+    if not replaced:
+        return func
+    substitute = [(tirx.Var, lambda v: replaced.get(v, v))]
+    params = [replaced.get(p, p) for p in func.params]
+    body = tvm_ffi.structural_map(func.body, *substitute)
+    return tirx.PrimFunc(params, body, func.ret_type, attrs=func.attrs, span=func.span)
+
+
+def _guard_empty_grids(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Launch nothing where a symbolic grid extent is zero: the driver refuses empty grids."""
+
+    def on_for(loop, mutator):
+        if loop.kind != tirx.ForKind.THREAD_BINDING:
+            return mutator.default_mutate(loop)
+        extents, inner = [], loop
+        while isinstance(inner, tirx.For) and inner.kind == tirx.ForKind.THREAD_BINDING:
+            extents.append(inner.extent)
+            inner = inner.body
+        return _guarded(loop, extents)
+
+    def on_attr(node, mutator):
+        if str(node.attr_key) != "thread_extent":
+            return mutator.default_mutate(node)
+        extents, inner = [], node
+        while isinstance(inner, tirx.AttrStmt) and str(inner.attr_key) == "thread_extent":
+            extents.append(inner.value)
+            inner = inner.body
+        return _guarded(node, extents)
+
+    return tvm_ffi.structural_mutate(func, [(tirx.For, on_for), (tirx.AttrStmt, on_attr)])
+
+
+def _guarded(stmt, extents):
+    condition = None
+    for extent in extents:
+        if isinstance(extent, tirx.IntImm) and int(extent.value) > 0:
+            continue
+        positive = extent > 0
+        condition = positive if condition is None else tirx.And(condition, positive)
+    return stmt if condition is None else tirx.IfThenElse(condition, stmt)
+
+
+def _check_assumptions(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """``T.assume`` conditions become checks of the host function, so that Relax callers are checked as well."""
+    if func.attrs is None or "tile.assume" not in func.attrs:
+        return func
+    body = func.body
+    name = str(func.attrs.get("global_symbol", "kernel"))
+    checks = []
+    for condition in func.attrs["tile.assume"]:
+        parts = [tvm.ir.StringImm(f"{name}: the kernel assumes {condition}")]
+        # The wheel's Python constructor swaps the first two arguments against its own documentation.
+        checks.append(tirx.AssertStmt(condition, tvm.ir.StringImm("ValueError"), parts))
+    return func.with_body(tirx.SeqStmt([*checks, body]))
+
+
+def _with_key(func: tirx.PrimFunc, key: str) -> tirx.PrimFunc:
+    """Mark the function's device target, so that its CUDA module goes through our compile callback."""
+    target = func.attrs.get("target", None)
+    if target is None or target.kind.name != "cuda":
+        return func
+    config = dict(target.export())
+    host = config.pop("host", None)
+    keys = [str(k) for k in config.get("keys", [])]
+    config["keys"] = [*keys, key]
+    return func.with_attr("target", tvm.target.Target(config, host=host))
+
+
+def _lean_passes(cuda: bool) -> list:
+    """From lowered TIR to host and device functions; nothing that would undo the lowering's decisions."""
+    passes = [
+        s_tir.transform.UnifyThreadBinding(),
+        tirx.transform.StmtSimplify(),
+        tirx.transform.LowerTIRxOpaque(),
+        tirx.transform.FlattenBuffer(),
+        tirx.transform.BF16ComputeLegalize(),
+        tirx.transform.NarrowDataType(32),
+        tirx.transform.VectorizeLoop(True),
+    ]
+    if not cuda:
+        # LLVM does not unroll loops that TIR marks; ptxas does, and unrolling here only costs compile time.
+        passes.append(tirx.transform.UnrollLoop())
+    passes += [
+        tirx.transform.StmtSimplify(),
+        tirx.transform.FP8ComputeLegalize(),
+        tirx.transform.VerifyMemory(),
+        tirx.transform.AnnotateEntryFunc(),
+        tirx.transform.SplitHostDevice(),
+        tirx.transform.MakePackedAPI(),
+        tirx.transform.FP8StorageLegalize(),
+        tirx.transform.BF16StorageLegalize(),
+    ]
+    return passes
+
+
+def _target_of(func: tirx.PrimFunc):
+    target = func.attrs.get("target", None) if func.attrs is not None else None
+    return target if target is not None else tvm.target.Target.current(allow_none=False)
+
+
+def _lower_tile(gvar, func: tirx.PrimFunc) -> tirx.PrimFunc:
+    target = _target_of(func)
+    attrs = dict(func.attrs.items()) if func.attrs is not None else {}
+    lowering = str(attrs.get(LOWERING_ATTR, "optimised"))
+    if target.kind.name == "llvm":
+        func = element_aligned(func)
+    try:
+        lowered = lower(func, target, lowering)
+    except TileError as error:
+        if error.location is None and gvar.name_hint not in str(error):
+            error.message = f"{gvar.name_hint}: {error.message}"
+        raise
+    # Lowerings build a new function; the attributes that the pipeline needs must survive that.
+    for key in ("global_symbol", "target", "tile.assume"):
+        if key in attrs and (lowered.attrs is None or key not in lowered.attrs):
+            lowered = lowered.with_attr(key, attrs[key])
+    if target.kind.name == "cuda":
+        lowered = _guard_empty_grids(lowered)
+    return _with_key(_check_assumptions(lowered), TILE_KEY)
+
+
+def _pipeline_factory():
+    stock_pipeline, _, stock_finalize_device = PIPELINE_MAP["s_tir"]()
+
+    @tvm.transform.module_pass(opt_level=0, name="tvm_tile")
+    def _pipeline(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        tile, other, rest = {}, {}, {}
+        for gvar, func in mod.functions.items():
+            if not isinstance(func, tirx.PrimFunc):
+                rest[gvar] = func
+            elif is_tile_function(func):
+                tile[gvar] = func
+            else:
+                other[gvar] = func
+        functions = dict(rest)
+        if tile:
+            lowered = {gvar: _lower_tile(gvar, func) for gvar, func in tile.items()}
+            by_kind: dict[str, dict] = {}
+            for gvar, func in lowered.items():
+                by_kind.setdefault(_target_of(func).kind.name, {})[gvar] = func
+            for kind, group in by_kind.items():
+                part = tvm.ir.transform.Sequential(_lean_passes(kind == "cuda"))(tvm.IRModule(group, attrs=mod.attrs))
+                functions.update(part.functions.items())
+        if other:
+            plain = {gvar: _with_key(func, PLAIN_KEY) for gvar, func in other.items()}
+            functions.update(stock_pipeline(tvm.IRModule(plain, attrs=mod.attrs)).functions.items())
+        result = tvm.IRModule(functions, attrs=mod.attrs)
+        if any(_target_of(f).kind.name == "cuda" for f in functions.values() if isinstance(f, tirx.PrimFunc)):
+            install_callback()
+        for see in list(_observers):
+            see(result)
+        return result
+
+    def finalize_device():
+        lean = tvm.ir.transform.Sequential([tirx.transform.LowerIntrin()])
+        stock = stock_finalize_device()
+
+        @tvm.transform.module_pass(opt_level=0, name="tvm_tile_finalize_device")
+        def _finalize(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+            # One device module holds one target's functions, and the target's key says whose they are.
+            targets = [_target_of(f) for f in mod.functions.values()]
+            ours = any(TILE_KEY in [str(k) for k in t.keys] for t in targets)
+            return (lean if ours else stock)(mod)
+
+        return _finalize
+
+    return _pipeline, finalize_host_passes, finalize_device
+
+
+def register() -> None:
+    """Make the pipeline known to TVM by its name (once; calling it again does nothing)."""
+    if NAME not in PIPELINE_MAP:
+        register_tir_pipeline(NAME, _pipeline_factory)
+
+
+register()
