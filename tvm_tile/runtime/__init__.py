@@ -1,7 +1,7 @@
 """From tile IR to a running kernel: compile, call, cache, export and load.
 
-Modules that a loaded kernel needs (``signature``, ``arguments``, ``kernel``, ``loader``) import neither the compiler nor
-the language, so that they work with TVM's runtime library alone.
+Modules that a loaded kernel needs (``signature``, ``arguments``, ``kernel``, ``loader``) import neither the compiler
+nor the language, so that they work with TVM's runtime library alone.
 """
 
 import importlib

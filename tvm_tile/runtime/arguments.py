@@ -67,7 +67,7 @@ def _release(managed):
 
 
 class _NumpyExport:
-    """Hands a NumPy array over by DLPack, also where NumPy itself refuses (read-only arrays, ml_dtypes, odd strides)."""
+    """Hands a NumPy array over by DLPack, also where NumPy refuses (read-only arrays, ml_dtypes)."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array

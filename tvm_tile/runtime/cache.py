@@ -1,8 +1,8 @@
 """The disk cache of compiled kernels.
 
-One entry is one folder, ``kernels/<first two of the key>/<key>/``, made elsewhere and renamed into place: a reader sees a
-whole entry or none, whatever is killed and however many processes build the same kernel. ``entry.json`` holds the
-checksum of every file and is itself the last file written; an entry that does not match is thrown away and built anew.
+One entry is one folder, ``kernels/<first two of the key>/<key>/``, made elsewhere and renamed into place: a reader
+sees a whole entry or none, whatever is killed and however many processes build the same kernel. ``entry.json`` holds
+the checksum of every file and is the last file written; an entry that does not match is thrown away and built anew.
 """
 
 from __future__ import annotations

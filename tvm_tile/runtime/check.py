@@ -117,7 +117,7 @@ def _check_devices(signature: Signature, tensors: list[tuple[int, Parameter, Des
                 "cuda": "move it with .cuda(), or compile the kernel for the CPU (target='llvm')",
             }[signature.device]
             raise CallError(
-                f"{signature.name}: {where} is on {described.device}, but the kernel is compiled for {signature.device}",
+                f"{signature.name}: {where} is on {described.device}, but the kernel is for {signature.device}",
                 advice=advice,
             )
         if first is None:
@@ -183,9 +183,7 @@ def _check_memory(name: str, i: int, parameter: Parameter, described: Described,
         raise CallError(f"{name}: {where} is written by the kernel, but the {described.kind} is read-only")
 
 
-def _expected_strides(
-    parameter: Parameter, described: Described, values: dict[str, Any]
-) -> list[int]:
+def _expected_strides(parameter: Parameter, described: Described, values: dict[str, Any]) -> list[int]:
     if parameter.strides is None:
         return list(compact_strides(described.shape))
     for stride, have in zip(parameter.strides, described.strides, strict=True):

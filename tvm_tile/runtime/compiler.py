@@ -113,7 +113,8 @@ def _single_function(func_or_module, name: str | None):
         advice = "pass the function that @T.prim_func makes"
         if callable(func_or_module):
             advice = "call the factory first: compile(factory(...)); or decorate the function with @T.prim_func"
-        raise TileTypeError(f"compile takes a PrimFunc or an IRModule, not {type(func_or_module).__name__}", None, advice)
+        given = type(func_or_module).__name__
+        raise TileTypeError(f"compile takes a PrimFunc or an IRModule, not {given}", advice=advice)
     functions = func_or_module.functions.items()
     prim = {g.name_hint: f for g, f in functions if isinstance(f, tvm.tirx.PrimFunc)}
     if any(not isinstance(f, tvm.tirx.PrimFunc) for _, f in functions):
@@ -300,10 +301,9 @@ def _occupancy(arch: str, threads: int, registers: int, shared: int) -> float | 
         return None
     try:
         description = hardware.lookup(arch.removesuffix("a"))
-    except (KeyError, ValueError, TileError):
+    except KeyError:
         return None
-    result = hardware.occupancy(description, threads, registers, shared)
-    return float(getattr(result, "occupancy", result))
+    return hardware.occupancy(description, threads, registers, shared).fraction
 
 
 def _cpu_resources(target) -> Resources:

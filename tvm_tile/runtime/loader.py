@@ -22,7 +22,7 @@ METADATA_SYMBOL = "tvm_tile_metadata"
 def load(path: str | os.PathLike) -> Kernel:
     """Load a kernel that :meth:`Kernel.export` wrote.
 
-    It works in a process with ``TVM_USE_RUNTIME_LIB=1`` and does not import TVM itself: TVM's runtime library is enough.
+    It works in a process with ``TVM_USE_RUNTIME_LIB=1`` and does not import TVM itself: the runtime library is enough.
     Calls are checked as they are for a freshly compiled kernel.
 
     Parameters

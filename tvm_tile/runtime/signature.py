@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Union
+from typing import Any
 
 from ..errors import InternalError
 
@@ -16,7 +16,7 @@ __all__ = ["FORMAT", "Expression", "Parameter", "Signature", "evaluate", "free_n
 
 FORMAT = 1
 
-Expression = Union[int, bool, float, str, list]
+Expression = int | bool | float | str | list
 
 _BINARY = {
     "+": lambda a, b: a + b,

@@ -140,7 +140,7 @@ def target(name="auto"):
     close = difflib.get_close_matches(name, NAMES, 1)
     raise TileTargetError(
         f"unknown target {name!r}",
-        advice=(f"did you mean {close[0]!r}? " if close else "") + f"the targets are {', '.join(NAMES)}, or a TVM Target",
+        advice=[f"did you mean {close[0]!r}?"] * len(close) + [f"the targets are {', '.join(NAMES)}, or a TVM Target"],
     )
 
 

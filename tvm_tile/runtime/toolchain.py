@@ -1,4 +1,4 @@
-"""The compilers of this machine: nvcc and the C compiler; how CUDA source becomes a cubin, and what ptxas said of it."""
+"""The compilers of this machine: nvcc and the C compiler; how CUDA source becomes code, and what ptxas said of it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +34,7 @@ __all__ = [
     "to_sass",
 ]
 
-# Key that marks a device target as ours: TVM's compile callback sees only the source and the current target.
+# Keys that mark a device target as ours: tile kernels, and the plain PrimFuncs that are built beside them.
 TILE_KEY = "tvm_tile"
 PLAIN_KEY = "tvm_tile_plain"
 
@@ -111,7 +111,7 @@ def require_nvcc() -> Nvcc:
     found = find_nvcc()
     if found is None:
         raise ToolchainError(
-            "compiling for CUDA needs nvcc, which is neither on PATH, in CUDA_HOME or CUDA_PATH nor installed as a wheel",
+            "compiling for CUDA needs nvcc, which is not on PATH, in CUDA_HOME or CUDA_PATH, nor a wheel",
             advice="install the CUDA toolkit (12.4 or newer), or: pip install nvidia-cuda-nvcc nvidia-cuda-runtime "
             "nvidia-cuda-cccl",
         )
@@ -157,9 +157,8 @@ def parse_ptxas(log: str) -> tuple[list[PtxasKernel], list[str]]:
             if name is None:
                 continue
             shared = re.search(r"(\d+)(?:\+\d+)? bytes smem", line)
-            kernels.append(
-                PtxasKernel(name, int(match.group(1)), frame[1], frame[2], frame[0], int(shared.group(1)) if shared else 0)
-            )
+            static = int(shared.group(1)) if shared else 0
+            kernels.append(PtxasKernel(name, int(match.group(1)), frame[1], frame[2], frame[0], static))
             name = None
         elif re.search(r"\(C7\d{3}\)|\bwarning\b|Potential Performance Loss", line):
             text = re.sub(r"^ptxas\s+(info|warning)\s*:\s*", "", line.strip())
@@ -194,7 +193,7 @@ def _run_nvcc(source: str, output: str, flags: list[str]) -> tuple[bytes, str]:
                     f"nvcc {nvcc.version} does not know the architecture: {errors.strip()[:500]}",
                     advice="install a CUDA toolkit that supports this GPU",
                 )
-            raise InternalError(f"nvcc {nvcc.version} refused generated code (kept in {keep}):\n{errors.strip()[:4000]}")
+            raise InternalError(f"nvcc refused generated code (kept in {keep}):\n{errors.strip()[:4000]}")
         return Path(output_path).read_bytes(), log
 
 
@@ -217,8 +216,6 @@ def compile_cuda(source: str, arch: str, *, fast_math: bool = True) -> CompiledC
     InternalError
         The source does not compile: it is generated, so that is no mistake of the user.
     """
-    import time
-
     start = time.perf_counter()
     flags = ["-fatbin", *_COMMON_FLAGS, *(_TILE_FLAGS if fast_math else ()), *gencode(arch)]
     binary, log = _run_nvcc(source, "kernel.fatbin", flags)
@@ -285,24 +282,30 @@ def install_callback() -> None:
     import tvm
     import tvm_ffi
 
-    stock = tvm.get_global_func("tvm_callback_cuda_compile", allow_missing=True)
+    stock_compile = tvm.get_global_func("tvm_callback_cuda_compile", allow_missing=True)
+    stock_build = tvm.get_global_func("target.build.cuda")
+
+    def build_cuda(mod, target):
+        # The callback is given the source alone; this is where its target is still known.
+        previous = getattr(_local, "target", None)
+        _local.target = target
+        try:
+            return stock_build(mod, target)
+        finally:
+            _local.target = previous
 
     def tvm_callback_cuda_compile(code: str) -> bytes:
-        target = tvm.target.Target.current(allow_none=True)
-        keys = () if target is None else tuple(target.keys)
+        target = getattr(_local, "target", None)
+        keys = () if target is None else tuple(map(str, target.keys))
         if TILE_KEY not in keys and PLAIN_KEY not in keys:
-            if stock is None:
+            if stock_compile is None:
                 raise ToolchainError("TVM has no CUDA compile callback of its own")
-            return stock(code)
+            return stock_compile(code)
         compiled = compile_cuda(code, str(target.attrs["arch"]), fast_math=TILE_KEY in keys)
         collected = getattr(_local, "collected", None)
         if collected is not None:
             collected.append(compiled)
         return compiled.binary
 
+    tvm_ffi.register_global_func("target.build.cuda", build_cuda, override=True)
     tvm_ffi.register_global_func("tvm_callback_cuda_compile", tvm_callback_cuda_compile, override=True)
-
-
-def describe_python() -> str:
-    """Interpreter's version, for ``doctor``."""
-    return sys.version.split()[0]
