@@ -6,6 +6,7 @@ import random
 import pytest
 
 from tvm_tile.layout import (
+    BROADCAST,
     THREAD,
     Digit,
     Fragment,
@@ -62,7 +63,7 @@ def test_contains(seed):
     for holder, reader in variants(seed):
         expected = contains_by_enumeration(holder, reader)
         assert contains(holder, reader) == expected, (holder, reader)
-        assert not _provably_contains(holder, reader) or expected
+        assert not _provably_contains(holder, reader, (0, 1)) or expected
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -73,7 +74,7 @@ def test_reduced_value_is_readable_where_it_was_reduced(seed):
         if f.shape[dim] == f.padded_shape[dim]:
             wide = f.reduce(dim).expand(dim, f.shape[dim])
             assert contains(wide, f)
-            assert _provably_contains(wide, f), "the usual case has to be decided without enumeration"
+            assert _provably_contains(wide, f, range(f.ndim)), "the usual case has to be decided without enumeration"
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -83,30 +84,54 @@ def test_register_in(seed):
         if not contains(holder, reader):
             continue
         for coords, pairs in owners(reader).items():
-            if not inside(coords, reader.shape):
-                continue
             for thread, reg in pairs:
                 seen += 1
-                assert register_in(holder, reader, thread, reg) == holder.register_of(coords)
+                found = register_in(holder, reader, thread, reg)
+                assert 0 <= found < holder.registers
+                assert found == holder.register_of(coords) or not inside(coords, reader.shape)
     assert seen
 
 
-def test_register_in_is_constant_for_constant_registers():
-    """A row vector read in its matrix' layout: no thread in the index, or arrays would leave the registers."""
+@pytest.mark.parametrize("seed", SEEDS)
+def test_projected_reads(seed):
+    """``row[i]``, ``a[j, i]`` and ``keep[i, 0]`` in a loop over (i, j)."""
+    rng = random.Random(seed)
+    f = random_fragment(rng, 512, 2)
+    dim = rng.randrange(2)
+    other = random_fragment(rng, 128, 1)
+    cases = [(f.reduce(1 - dim), (dim,)), (f.transpose(), (1, 0)),
+             (f.reduce(1, keepdims=True), (0, BROADCAST)), (f.reduce(0, keepdims=True), (BROADCAST, 1)),
+             (replicated_fragment((f.shape[dim],), f.threads), (dim,)),
+             (replicated_fragment((1,), f.threads), (BROADCAST,))]
+    if other.shape[0] >= f.shape[dim]:
+        cases.append((other.crop((f.shape[dim],)), (dim,)))
+    for number, (holder, dims) in enumerate(cases):
+        held = owners(holder)
+        at = {c: tuple(0 if d == BROADCAST else c[d] for d in dims) for c in owners(f) if inside(c, f.shape)}
+        expected = all({t for t, _ in owners(f)[c]} <= {t for t, _ in held[p]} for c, p in at.items())
+        assert contains(holder, f, dims) == expected
+        assert expected or number >= 4
+        if expected:
+            for c, p in at.items():
+                for thread, reg in owners(f)[c]:
+                    assert register_in(holder, f, thread, reg, dims) == holder.register_of(p)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_register_in_is_constant_for_constant_registers(dim):
+    """A row or column vector read in its matrix' layout: a thread in the index would move arrays out of registers."""
     f = default_fragment((64, 64), 128, 16)
-    row = f.reduce(1).expand(1, 64)
-
-    class NoThread:
-        def __getattr__(self, name):
-            raise AssertionError("the index depends on the thread")
-
     for reg in range(f.registers):
-        assert isinstance(register_in(row, f, NoThread(), reg), int)
+        assert isinstance(register_in(f.reduce(1 - dim), f, object(), reg, (dim,)), int)
 
 
 def test_contains_needs_equal_shapes():
-    with pytest.raises(LayoutError, match="different shapes"):
-        contains(replicated_fragment((4,), 32), replicated_fragment((5,), 32))
+    f = replicated_fragment((4, 5), 32)
+    for other, dims in ((replicated_fragment((4, 6), 32), None), (replicated_fragment((4,), 32), None),
+                        (replicated_fragment((4,), 32), (1,)), (replicated_fragment((4,), 32), (2,)),
+                        (replicated_fragment((4,), 32), (0, 1)), (replicated_fragment((4,), 32), (BROADCAST,))):
+        with pytest.raises(LayoutError):
+            contains(other, f, dims)
 
 
 def test_same_owners_ignores_register_order():

@@ -176,7 +176,8 @@ class Fragment:
         """How many threads hold each element."""
         return product(r.size for r in self.replicate)
 
-    def _weighted(self, dim: int) -> Iterator[tuple[Digit, int]]:
+    def weighted_digits(self, dim: int) -> Iterator[tuple[Digit, int]]:
+        """Digits of a dimension, slowest first, each with the elements that one step of it moves."""
         weight = self.padded_shape[dim]
         for digit in self.digits[dim]:
             weight //= digit.size
@@ -184,7 +185,7 @@ class Fragment:
 
     def _placed(self, place: str) -> tuple[PlacedDigit, ...]:
         found = [PlacedDigit(dim, weight, d.size, d.stride)
-                 for dim in range(self.ndim) for d, weight in self._weighted(dim) if d.place == place]
+                 for dim in range(self.ndim) for d, weight in self.weighted_digits(dim) if d.place == place]
         return tuple(sorted(found, key=lambda p: -p.stride))
 
     # ---- (thread, register) -> element ------------------------------------------------------------------------
@@ -232,7 +233,7 @@ class Fragment:
         if len(coords) != self.ndim:
             raise LayoutError(f"{len(coords)} coordinates given for a fragment of {self.ndim} dimensions")
         return [scale(digit_value(coords[dim], weight, d.size, self.padded_shape[dim]), d.stride)
-                for dim in range(self.ndim) for d, weight in self._weighted(dim) if d.place == place]
+                for dim in range(self.ndim) for d, weight in self.weighted_digits(dim) if d.place == place]
 
     # ---- predicates -------------------------------------------------------------------------------------------
 
