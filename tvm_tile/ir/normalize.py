@@ -1,0 +1,147 @@
+"""From what the parser built to normal form: guarded accesses, blocks that name the outer loops they use, source spans.
+
+TVM's block rules forbid a block with iteration variables to mention an outer loop directly; the loop is bound as one more
+spatial axis instead. The tile's own axes always come first, as many as ``tile.axes`` says.
+"""
+
+from __future__ import annotations
+
+import tvm
+from tvm import s_tir, tirx
+from tvm.ir import Range, TensorLoad, TensorRegion, Var
+from tvm.s_tir import SBlock, SBlockRealize
+from tvm.tirx import For, IterVar, is_buffer_var
+
+from ..errors import InternalError
+from .visit import rewrite, substitute, walk
+
+__all__ = ["finish"]
+
+
+def finish(func: tirx.PrimFunc, *, check_well_formed: bool = True) -> tirx.PrimFunc:
+    """Normal form of a freshly parsed kernel, verified.
+
+    Parameters
+    ----------
+    func : PrimFunc
+        What the parser built.
+    check_well_formed : bool
+        Also run TVM's own check.
+
+    Raises
+    ------
+    TileError
+        For what the language forbids and the parser could not see.
+    """
+    from .bounds import guard_accesses
+    from .verify import verify
+
+    func = guard_accesses(func)
+    func = _set_kernel_regions(_bind_outer_loops(func))
+    verify(func)
+    if check_well_formed:
+        try:
+            s_tir.analysis.verify_well_formed(tvm.IRModule({"main": func}))
+        except Exception as err:
+            raise InternalError(f"the parsed kernel is not well-formed TensorIR: {err}") from err
+    return func
+
+
+def _rebuild(block: SBlock, **changes) -> SBlock:
+    fields = {
+        name: getattr(block, name)
+        for name in ("iter_vars", "reads", "writes", "name_hint", "body", "init", "alloc_buffers", "match_buffers", "annotations", "span")
+    }
+    fields.update(changes)
+    return SBlock(**fields)
+
+
+def _bind_outer_loops(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    loops: dict[Var, For] = {}  # loops between here and the enclosing block
+    spans: list = []
+
+    def on_for(loop, mutator):
+        loops[loop.loop_var] = loop
+        spans.append(loop.span or (spans[-1] if spans else None))
+        try:
+            return mutator.default_mutate(loop)
+        finally:
+            loops.pop(loop.loop_var)
+            spans.pop()
+
+    def on_realize(realize, mutator):
+        nonlocal loops
+        outer, block = loops, realize.block
+        span = block.span or (spans[-1] if spans else None)
+        if not block.iter_vars or "tile.kernel" in block.annotations:
+            # Opaque blocks may mention outer loops; the kernel block opens a scope of its own.
+            if "tile.kernel" in block.annotations:
+                loops = {}
+            try:
+                inner = mutator.mutate(block)
+            finally:
+                loops = outer
+            return SBlockRealize(realize.iter_values, realize.predicate, _rebuild(inner, span=span))
+        used: list[Var] = []
+
+        def see(var):
+            if var in outer and all(not var.same_as(u) for u in used):
+                used.append(var)
+
+        walk(block, (Var, see))
+        loops = {}
+        try:
+            inner = mutator.mutate(block)
+        finally:
+            loops = outer
+        mapping, axes, values = {}, list(inner.iter_vars), list(realize.iter_values)
+        for var in used:
+            axis = Var("v_" + var.name, var.ty.dtype)
+            loop = outer[var]
+            mapping[var] = axis
+            axes.append(IterVar(Range.from_min_extent(loop.min, loop.extent), axis, IterVar.DataPar))
+            values.append(var)
+        inner = _rebuild(
+            inner,
+            iter_vars=axes,
+            reads=[substitute(r, mapping) for r in inner.reads],
+            writes=[substitute(w, mapping) for w in inner.writes],
+            body=substitute(inner.body, mapping),
+            init=None if inner.init is None else substitute(inner.init, mapping),
+            span=span,
+        )
+        return SBlockRealize(values, realize.predicate, inner)
+
+    return rewrite(func, [(For, on_for), (SBlockRealize, on_realize)])
+
+
+def _whole(buffer: Var) -> TensorRegion:
+    return tirx.stmt.BufferRegion(buffer, [Range.from_min_extent(0, e) for e in buffer.ty.shape])
+
+
+def _set_kernel_regions(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The kernel block reads and writes whole tensors: regions that mention values bound inside it would not parse back."""
+
+    def on_block(block, mutator):
+        if "tile.kernel" not in block.annotations:
+            return mutator.default_mutate(block)
+        reads, writes = [], []
+
+        def add(found, buffer):
+            if is_buffer_var(buffer) and str(buffer.ty.storage_scope) == "global" and all(not buffer.same_as(b) for b in found):
+                found.append(buffer)
+
+        def on_call(call):
+            # address_of an element: an atomic reads and writes it
+            if getattr(call.op, "name", "") == "tirx.address_of" and isinstance(call.args[0], TensorLoad):
+                add(writes, call.args[0].source)
+
+        walk(
+            block.body,
+            (TensorLoad, lambda load: add(reads, load.source)),
+            (tirx.BufferStore, lambda store: add(writes, store.buffer)),
+            (tvm.ir.Call, on_call),
+        )
+        return _rebuild(block, reads=[_whole(b) for b in reads], writes=[_whole(b) for b in writes])
+
+    return rewrite(func, [(SBlock, on_block)])

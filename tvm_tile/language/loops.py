@@ -1,0 +1,238 @@
+"""Loops: element-wise work over the threads, software pipelines, persistent tiles, ranges of expressions."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+
+import tvm
+from tvm import tirx
+from tvm.tirx.script import builder as B
+
+from ..errors import TileShapeError, TileSyntaxError, TileTypeError
+from .context import FunctionContext, tile_op
+from .emit import nest
+from .regions import const_int
+
+__all__ = ["Parallel", "Persistent", "Pipelined", "TileLoop", "TileRange", "tile_range"]
+
+
+class TileRange:
+    """``range(lo, hi[, step])`` with TIR expressions."""
+
+    def __init__(self, *args) -> None:
+        if not 1 <= len(args) <= 3:
+            raise TileSyntaxError(f"range takes 1 to 3 arguments, but got {len(args)}")
+        for value in args:
+            if const_int(value) is None and not tvm.ir.is_prim_expr(value):
+                raise TileTypeError(f"range: {value!r} is not an integer expression")
+            if tvm.ir.is_prim_expr(value) and not str(value.ty.dtype).startswith(("int", "uint")):
+                raise TileTypeError(f"range: {value} has dtype {value.ty.dtype}, not an integer one")
+        self.start, self.stop = (0, args[0]) if len(args) == 1 else args[:2]
+        self.step = args[2] if len(args) == 3 else 1
+
+    def frame(self):
+        """The serial loop."""
+        if const_int(self.step) == 1:
+            return B.serial(self.start, self.stop)
+        return B.serial(self.start, self.stop, step=self.step)
+
+
+def tile_range(*args):
+    """``range`` as kernels see it: the builtin one for Python integers, :class:`TileRange` for expressions."""
+    if all(isinstance(a, int) and not isinstance(a, bool) for a in args):
+        return builtins.range(*args)
+    return TileRange(*args)
+
+
+class TileLoop:
+    """A loop construct of the language: a context manager that yields the loop variables.
+
+    ``kind`` is the scope it opens (see :class:`FunctionContext`).
+    """
+
+    kind = "loop"
+
+    def __init__(self, context: FunctionContext) -> None:
+        self.context = context
+
+    def open(self, stack: contextlib.ExitStack):
+        """Enter the frames; the variables for the loop's target."""
+        raise NotImplementedError
+
+
+class _Parallel(TileLoop):
+    kind = "parallel"
+
+    def __init__(self, context, extents) -> None:
+        super().__init__(context)
+        self.extents = extents
+
+    def open(self, stack):
+        axes = stack.enter_context(nest(self.context, "parallel", self.extents))
+        stack.enter_context(self.context.scope(self.kind))
+        return axes[0] if len(axes) == 1 else tuple(axes)
+
+
+def Parallel(*extents):  # noqa: N802
+    """Element-wise work over the CTA's threads: ``for i, j in T.Parallel(M, N):``.
+
+    The iterations are independent of each other: an iteration may not read what another one writes (checked), and the
+    compiler chooses which thread runs which of them.
+
+    Parameters
+    ----------
+    *extents : int or expression
+        Extents of the iteration space.
+    """
+    context = tile_op("T.Parallel")
+    if not extents:
+        raise TileShapeError("T.Parallel needs at least one extent")
+    for extent in extents:
+        value = const_int(extent)
+        if value is None and not tvm.ir.is_prim_expr(extent):
+            raise TileTypeError(f"T.Parallel: extent {extent!r} is not an integer")
+        if value is not None and value < 1:
+            raise TileShapeError(f"T.Parallel: extent {value} is not positive")
+    return _Parallel(context, list(extents))
+
+
+class _Pipelined(TileLoop):
+    kind = "pipeline"
+
+    def __init__(self, context, start, stop, annotations) -> None:
+        super().__init__(context)
+        self.start, self.stop, self.annotations = start, stop, annotations
+
+    @property
+    def manual(self) -> bool:
+        """Whether order and stage are given by hand."""
+        return "tile.order" in self.annotations or "tile.stage" in self.annotations
+
+    def open(self, stack):
+        loop = stack.enter_context(B.serial(self.start, self.stop, annotations=self.annotations))
+        stack.enter_context(self.context.scope(self.kind))
+        return loop
+
+    def check_statements(self, count: int) -> None:
+        """``order`` and ``stage`` must have one entry for each statement of the body."""
+        for name in ("order", "stage"):
+            given = self.annotations.get(f"tile.{name}")
+            if given is not None and len(given) != count:
+                raise TileShapeError(
+                    f"T.Pipelined: {name}={list(given)} has {len(given)} entries, but the loop's body has {count} statements",
+                    advice="give one entry for each statement of the body, in source order (aliases do not count)",
+                )
+
+
+def Pipelined(start, stop=None, num_stages=None, order=None, stage=None):  # noqa: N802
+    """A software-pipelined loop: copies of later iterations overlap the work of earlier ones.
+
+    ``T.Pipelined(n, num_stages=2)``, ``T.Pipelined(start, stop, num_stages)``, ``T.Pipelined(range(lo, hi), 2)``. Any trip
+    count is right, also 0 and fewer iterations than stages.
+
+    Parameters
+    ----------
+    start, stop : int or expression
+        Bounds; one alone is the number of iterations.
+    num_stages : int
+        Buffers for each shared tile that the loop fills: 0 and 1 mean no overlap.
+    order, stage : list of int, optional
+        A manual schedule: for each statement of the body its position and its stage (from 0); the depth is
+        ``max(stage) + 1``.
+    """
+    context = tile_op("T.Pipelined")
+    if isinstance(start, TileRange | builtins.range):
+        if stop is not None and num_stages is None:
+            stop, num_stages = None, stop
+        if stop is not None:
+            raise TileSyntaxError("T.Pipelined(range(lo, hi), num_stages): the range already has both bounds")
+        if const_int(start.step) != 1:
+            raise TileShapeError(f"T.Pipelined: the range has step {start.step}; only step 1 is possible",
+                                 advice="iterate over T.ceildiv(hi - lo, step) and multiply")
+        start, stop = start.start, start.stop
+    elif stop is None:
+        start, stop = 0, start
+    elif num_stages is None and const_int(stop) is not None and (const_int(start) is None or const_int(start) > const_int(stop)):
+        raise TileSyntaxError(
+            f"T.Pipelined({start}, {stop}) would count from {start} to {stop}",
+            advice=f"write T.Pipelined({start}, num_stages={stop}), or name num_stages to give both bounds",
+        )
+    for name, value in (("start", start), ("stop", stop)):
+        if const_int(value) is None and not tvm.ir.is_prim_expr(value):
+            raise TileTypeError(f"T.Pipelined: {name} must be an integer expression, but it is {value!r}")
+        if tvm.ir.is_prim_expr(value) and not str(value.ty.dtype).startswith(("int", "uint")):
+            raise TileTypeError(f"T.Pipelined: {name} = {value} has dtype {value.ty.dtype}, not an integer one")
+    stages = 0 if num_stages is None else const_int(num_stages)
+    if stages is None:
+        raise TileTypeError(f"T.Pipelined: num_stages must be a Python integer, but it is {num_stages!r}")
+    if stages < 0:
+        raise TileShapeError(f"T.Pipelined: num_stages={stages} is negative", advice="use 0 for no overlap, 2 to 4 to hide copies")
+    if "pipeline" in context.scopes and stages > 1:
+        raise TileSyntaxError("T.Pipelined with num_stages > 1 inside another T.Pipelined",
+                              advice="pipeline the innermost loop only and make the outer one T.serial")
+    annotations = {"tile.num_stages": stages}
+    for name, given in (("order", order), ("stage", stage)):
+        if given is None:
+            continue
+        values = [const_int(v) for v in given] if isinstance(given, list | tuple) else [None]
+        if any(v is None or v < 0 for v in values):
+            raise TileTypeError(f"T.Pipelined: {name} must be a list of non-negative integers, but it is {given!r}")
+        annotations[f"tile.{name}"] = values
+    if order is not None and sorted(annotations["tile.order"]) != list(builtins.range(len(order))):
+        raise TileShapeError(f"T.Pipelined: order={list(order)} is not a permutation of 0..{len(order) - 1}")
+    if stage is not None:
+        annotations["tile.num_stages"] = max(annotations["tile.stage"], default=0) + 1
+    return _Pipelined(context, start, stop, annotations)
+
+
+class _Persistent(TileLoop):
+    def __init__(self, context, domain, ctas, index) -> None:
+        super().__init__(context)
+        self.domain, self.ctas, self.index = domain, ctas, index
+
+    def open(self, stack):
+        total = self.domain[0]
+        for extent in self.domain[1:]:
+            total = total * extent
+        total = tirx.convert(total)
+        waves = tirx.ceildiv(total, self.ctas)
+        wave = stack.enter_context(B.serial(0, waves, annotations={"tile.persistent": 1}))
+        tile = wave * self.ctas + self.index
+        stack.enter_context(self.context.scope(self.kind))
+        stack.enter_context(B.If(tile < total))
+        stack.enter_context(B.Then())
+        out = []
+        for extent in reversed(self.domain[1:]):
+            out.append(tirx.floormod(tile, extent))
+            tile = tirx.floordiv(tile, extent)
+        out.append(tile)
+        out.reverse()
+        return out[0] if len(out) == 1 else tuple(out)
+
+
+def Persistent(domain, ctas, index):  # noqa: N802
+    """Tiles of a persistent kernel: CTA ``index`` of ``ctas`` visits tiles index, index + ctas, ...
+
+    ``with T.Kernel(132) as b: for m, n in T.Persistent([m_tiles, n_tiles], 132, b): ...``
+
+    Parameters
+    ----------
+    domain : list of int or expression
+        Extents of the tile space, the last one fastest.
+    ctas : int or expression
+        Number of CTAs that share the work.
+    index : expression
+        This CTA's number.
+    """
+    context = tile_op("T.Persistent")
+    domain = list(domain) if isinstance(domain, list | tuple | tvm.ir.Array) else [domain]
+    if not domain:
+        raise TileShapeError("T.Persistent: the tile space has no dimensions")
+    if const_int(ctas) is not None and const_int(ctas) < 1:
+        raise TileShapeError(f"T.Persistent: ctas={ctas} is not positive")
+    return _Persistent(context, domain, ctas, index)
+
+
+
+
