@@ -105,15 +105,16 @@ def test_projected_reads(seed):
              (replicated_fragment((1,), f.threads), (BROADCAST,))]
     if other.shape[0] >= f.shape[dim]:
         cases.append((other.crop((f.shape[dim],)), (dim,)))
+    visited = {c: pairs for c, pairs in owners(f).items() if inside(c, f.shape)}
     for number, (holder, dims) in enumerate(cases):
         held = owners(holder)
-        at = {c: tuple(0 if d == BROADCAST else c[d] for d in dims) for c in owners(f) if inside(c, f.shape)}
-        expected = all({t for t, _ in owners(f)[c]} <= {t for t, _ in held[p]} for c, p in at.items())
+        at = {c: tuple(0 if d == BROADCAST else c[d] for d in dims) for c in visited}
+        expected = all({t for t, _ in visited[c]} <= {t for t, _ in held[p]} for c, p in at.items())
         assert contains(holder, f, dims) == expected
         assert expected or number >= 4
         if expected:
             for c, p in at.items():
-                for thread, reg in owners(f)[c]:
+                for thread, reg in visited[c]:
                     assert register_in(holder, f, thread, reg, dims) == holder.register_of(p)
 
 

@@ -34,9 +34,9 @@ from .wgmma import OperandDescriptor, operand_descriptor
 __all__ = [
     "BROADCAST", "INSTRUCTIONS", "MMA", "REG", "THREAD", "WGMMA", "Access", "Digit", "Fragment", "Instruction",
     "LayoutChoice", "LayoutError", "MatrixMove", "OperandDescriptor", "PlacedDigit", "ReducePlan", "Replica",
-    "SharedLayout", "WarpPartition", "a_atom", "a_fragment", "accumulator_fragment", "allowed_triples", "b_atom", "b_fragment",
-    "c_atom", "choose", "column_access", "conflicts", "contains", "default_fragment", "feeds_a_operand",
-    "find_instruction", "fragment_accesses", "lanes_for_reduce", "load_a", "load_b", "operand_descriptor", "partition",
-    "policy_names", "register_in", "register_policy", "replicated_fragment", "row_vector_access", "same_owners",
-    "store_c", "supported", "unregister_policy", "wavefronts", "wgmma_valid_n", "why_not_swizzled",
+    "SharedLayout", "WarpPartition", "a_atom", "a_fragment", "accumulator_fragment", "allowed_triples", "b_atom",
+    "b_fragment", "c_atom", "choose", "column_access", "conflicts", "contains", "default_fragment", "feeds_a_operand",
+    "find_instruction", "fragment_accesses", "lanes_for_reduce", "load_a", "load_b", "operand_descriptor",
+    "partition", "policy_names", "register_in", "register_policy", "replicated_fragment", "row_vector_access",
+    "same_owners", "store_c", "supported", "unregister_policy", "wavefronts", "wgmma_valid_n", "why_not_swizzled",
 ]
