@@ -13,20 +13,9 @@ LOWERINGS = ("optimised", "reference")
 
 def is_tile_function(func) -> bool:
     """Whether the PrimFunc is tile IR: it has an SBlock annotated ``tile.kernel``."""
-    import tvm_ffi
-    from tvm.s_tir import SBlock
-    from tvm.tirx import PrimFunc
+    from ..ir import is_tile_function as answer
 
-    if not isinstance(func, PrimFunc):
-        return False
-    found = False
-
-    def on_block(block):
-        nonlocal found
-        found = found or "tile.kernel" in block.annotations
-
-    tvm_ffi.structural_walk(func.body, [(SBlock, on_block)])
-    return found
+    return answer(func)
 
 
 def _load(module: str, function: str, what: str):

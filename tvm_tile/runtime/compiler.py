@@ -17,9 +17,9 @@ from .loader import METADATA_SYMBOL, open_library
 from .resources import KernelResources, Resources
 from .signature import FORMAT, Signature
 from .targets import target as resolve_target
-from .targets import target_label, thread_count
+from .targets import target_label
 from .toolchain import collect, find_cc, find_nvcc, link_shared, require_nvcc
-from .tvm_setup import ensure_cuda_runtime, prepare_tvm
+from .tvm_setup import ensure_cuda_runtime, package_version, prepare_tvm, thread_count
 
 __all__ = ["compile"]
 
@@ -133,16 +133,14 @@ def _single_function(func_or_module, name: str | None):
 
 def _key_parts(tvm, func, target, lowering: str) -> dict[str, Any]:
     """Everything beside our own sources that decides the result."""
-    from .tvm_setup import _version
-
     context = tvm.transform.PassContext.current()
     parts: dict[str, Any] = {
         # The script shows every node and attribute; spans, which it leaves out, do not change the code.
         "ir": func.script(show_meta=True),
         "target": str(target),
         "lowering": lowering,
-        "tvm": _version("apache-tvm"),
-        "ffi": _version("apache-tvm-ffi"),
+        "tvm": package_version("apache-tvm"),
+        "ffi": package_version("apache-tvm-ffi"),
         "threads": thread_count(),
         "passes": [context.opt_level, sorted((str(k), str(v)) for k, v in dict(context.config).items())],
         "passes_on_off": [list(map(str, context.required_pass)), list(map(str, context.disabled_pass))],
@@ -151,7 +149,10 @@ def _key_parts(tvm, func, target, lowering: str) -> dict[str, Any]:
         nvcc = find_nvcc()
         parts["nvcc"] = nvcc and nvcc.version
     else:
+        from ..lower.cpu.amx import amx_available
+
         parts["cpu"] = _cpu_flags()
+        parts["amx"] = [amx_available(dtype) for dtype in ("bfloat16", "int8")]
     return parts
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tvm_ffi
 
-from ..errors import CallError, TileError, TileTargetError, ToolchainError
+from ..errors import TileError, TileTargetError, ToolchainError
 from .arguments import normalised, numpy_view
 from .check import check_arguments, check_scalar, scalar_range
 from .resources import Resources
@@ -131,8 +131,6 @@ class Kernel:
                 f"{self.signature.name} is compiled for {self._artifacts.arch}, which this GPU cannot run",
                 advice="compile it again here with target='cuda'",
             ) from error
-        if "the kernel assumes" in text:
-            raise CallError(text.splitlines()[0]) from None
         raise error
 
     # ---- look

@@ -14,6 +14,7 @@ from tvm.tirx.compilation_pipeline import PIPELINE_MAP, finalize_host_passes, re
 
 from ..errors import TileError
 from ..lower import is_tile_function, lower
+from .signature_of import assumptions_of
 from .toolchain import PLAIN_KEY, TILE_KEY, install_callback
 
 __all__ = ["NAME", "element_aligned", "observe", "register"]
@@ -104,18 +105,16 @@ def _guarded(stmt, extents):
     return stmt if condition is None else tirx.IfThenElse(condition, stmt)
 
 
-def _check_assumptions(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """``T.assume`` conditions become checks of the host function, so that Relax callers are checked as well."""
-    if func.attrs is None or "tile.assume" not in func.attrs:
-        return func
-    body = func.body
-    name = str(func.attrs.get("global_symbol", "kernel"))
-    checks = []
-    for condition in func.attrs["tile.assume"]:
-        parts = [tvm.ir.StringImm(f"{name}: the kernel assumes {condition}")]
-        # The wheel's Python constructor swaps the first two arguments against its own documentation.
-        checks.append(tirx.AssertStmt(condition, tvm.ir.StringImm("ValueError"), parts))
-    return func.with_body(tirx.SeqStmt([*checks, body]))
+def _with_assumptions(lowered: tirx.PrimFunc, func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The lowered function with every ``T.assume`` of the tile function that the lowering did not keep itself."""
+    kept: list[tirx.AssertStmt] = []
+    tvm_ffi.structural_walk(lowered.body, (tirx.AssertStmt, kept.append))
+    lost = [
+        node
+        for node in assumptions_of(func)
+        if not any(tvm.ir.structural_equal(node.condition, other.condition) for other in kept)
+    ]
+    return lowered.with_body(tirx.SeqStmt([*lost, lowered.body])) if lost else lowered
 
 
 def _with_key(func: tirx.PrimFunc, key: str) -> tirx.PrimFunc:
@@ -175,12 +174,12 @@ def _lower_tile(gvar, func: tirx.PrimFunc) -> tirx.PrimFunc:
             error.message = f"{gvar.name_hint}: {error.message}"
         raise
     # Lowerings build a new function; the attributes that the pipeline needs must survive that.
-    for key in ("global_symbol", "target", "tile.assume"):
+    for key in ("global_symbol", "target"):
         if key in attrs and (lowered.attrs is None or key not in lowered.attrs):
             lowered = lowered.with_attr(key, attrs[key])
     if target.kind.name == "cuda":
         lowered = _guard_empty_grids(lowered)
-    return _with_key(_check_assumptions(lowered), TILE_KEY)
+    return _with_key(_with_assumptions(lowered, func), TILE_KEY)
 
 
 def _pipeline_factory():

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import tvm
 import tvm_ffi
-from tvm import ir, tirx
+from tvm import ir, s_tir, tirx
 
 from ..errors import TileTypeError
 from .signature import Expression, Parameter, Signature
 
-__all__ = ["expression_of", "signature_of"]
+__all__ = ["assumptions_of", "expression_of", "signature_of"]
 
 _NODES = {
     "Add": "+",
@@ -66,6 +66,19 @@ def expression_of(expr) -> Expression:
         f"{expr} cannot be evaluated at the call",
         advice="sizes and T.assume conditions may use + - * // % min max, comparisons and and/or/not",
     )
+
+
+def assumptions_of(func: tirx.PrimFunc) -> list[tirx.AssertStmt]:
+    """The checks in front of a function's kernels, which ``T.assume`` writes."""
+    found: list[tirx.AssertStmt] = []
+    body = func.body
+    if isinstance(body, s_tir.SBlockRealize):
+        body = body.block.body
+    for stmt in body.seq if isinstance(body, tirx.SeqStmt) else [body]:
+        if not isinstance(stmt, tirx.AssertStmt):
+            break
+        found.append(stmt)
+    return found
 
 
 def _written_buffers(func: tirx.PrimFunc) -> set:
@@ -138,7 +151,5 @@ def signature_of(func: tirx.PrimFunc, name: str, target: tvm.target.Target, alig
                 bytes_ if align is None else max(align, bytes_),
             )
         )
-    conditions = []
-    if func.attrs is not None and "tile.assume" in func.attrs:
-        conditions = [expression_of(c) for c in func.attrs["tile.assume"]]
+    conditions = [expression_of(node.condition) for node in assumptions_of(func)]
     return Signature(name, device, parameters, conditions)

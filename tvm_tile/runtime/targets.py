@@ -5,12 +5,11 @@ from __future__ import annotations
 import ctypes
 import difflib
 import functools
-import os
 
 from ..errors import TileTargetError
-from .tvm_setup import driver_available, prepare_tvm
+from .tvm_setup import driver_available, prepare_tvm, thread_count
 
-__all__ = ["NVIDIA", "gpu_arch", "host_target", "target", "target_label", "thread_count"]
+__all__ = ["NVIDIA", "gpu_arch", "host_target", "target", "target_label"]
 
 # Architecture -> (TVM's arch string, shared bytes a block may have). The "a" suffix gives wgmma and TMA's full set.
 NVIDIA = {
@@ -36,14 +35,6 @@ def gpu_arch() -> str | None:
     if driver.cuDeviceGetAttribute(ctypes.byref(minor), 76, device) != 0:
         return None
     return f"sm_{major.value}{minor.value}"
-
-
-def thread_count() -> int:
-    """Worker threads of CPU kernels: ``$TVM_NUM_THREADS``, else the cores that this process may use."""
-    asked = os.environ.get("TVM_NUM_THREADS", "")
-    if asked.isdigit() and int(asked) > 0:
-        return int(asked)
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @functools.lru_cache(maxsize=1)

@@ -24,6 +24,7 @@ __all__ = [
     "collect",
     "compile_cuda",
     "find_cc",
+    "find_cuobjdump",
     "find_nvcc",
     "install_callback",
     "link_shared",
@@ -230,8 +231,8 @@ def to_ptx(source: str, arch: str) -> str:
     return _run_nvcc(source, "kernel.ptx", flags)[0].decode()
 
 
-def to_sass(binary: bytes) -> str:
-    """Disassembly of a fatbin by cuobjdump."""
+def find_cuobjdump() -> str | None:
+    """cuobjdump of ``$TVM_TILE_CUOBJDUMP``, PATH, the folder of nvcc or the PyPI wheel; None if there is none."""
     nvcc = find_nvcc()
     places = [os.environ.get("TVM_TILE_CUOBJDUMP"), shutil.which("cuobjdump")]
     if nvcc is not None:
@@ -239,7 +240,12 @@ def to_sass(binary: bytes) -> str:
     spec = importlib.util.find_spec("nvidia")
     for root in spec.submodule_search_locations if spec and spec.submodule_search_locations else ():
         places += [str(p) for p in Path(root).glob("*/bin/cuobjdump")]
-    tool = next((p for p in places if p and os.access(p, os.X_OK)), None)
+    return next((p for p in places if p and os.access(p, os.X_OK)), None)
+
+
+def to_sass(binary: bytes) -> str:
+    """Disassembly of a fatbin by cuobjdump."""
+    tool = find_cuobjdump()
     if tool is None:
         raise ToolchainError(
             "disassembly needs cuobjdump, which is neither on PATH nor beside nvcc",

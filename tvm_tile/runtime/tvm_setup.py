@@ -21,7 +21,10 @@ __all__ = [
     "ensure_cuda_runtime",
     "library_folder",
     "load_runtime_libraries",
+    "package_version",
     "prepare_tvm",
+    "thread_count",
+    "use_all_cores",
     "version_problems",
 ]
 
@@ -29,7 +32,8 @@ TVM_VERSION = "0.27.0.post1"
 FFI_BELOW = (0, 1, 15)
 
 
-def _version(package: str) -> str | None:
+def package_version(package: str) -> str | None:
+    """Version of an installed package; None where it is missing."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -39,10 +43,10 @@ def _version(package: str) -> str | None:
 def version_problems() -> list[str]:
     """What is wrong with the installed TVM packages; empty when they are the supported ones."""
     problems = []
-    have = _version("apache-tvm")
+    have = package_version("apache-tvm")
     if have != TVM_VERSION:
         problems.append(f"apache-tvm is {have or 'not installed'}, but tvm_tile is made for {TVM_VERSION}")
-    ffi = _version("apache-tvm-ffi")
+    ffi = package_version("apache-tvm-ffi")
     if ffi is None:
         problems.append("apache-tvm-ffi is not installed")
     elif tuple(int(n) for n in re.findall(r"\d+", ffi)[:3]) >= FFI_BELOW:
@@ -60,14 +64,29 @@ def check_versions() -> None:
         )
 
 
+def thread_count() -> int:
+    """Threads of CPU kernels: ``$TVM_NUM_THREADS``, ``$OMP_NUM_THREADS``, else the cores this process may use."""
+    for variable in ("TVM_NUM_THREADS", "OMP_NUM_THREADS"):
+        asked = os.environ.get(variable, "")
+        if asked.isdigit() and int(asked) > 0:
+            return int(asked)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def use_all_cores() -> None:
+    """Size TVM's thread pool before it starts: on its own it halves the cores, taking each pair for hyperthreads."""
+    os.environ.setdefault("TVM_NUM_THREADS", str(thread_count()))
+
+
 @functools.lru_cache(maxsize=1)
 def driver_available() -> bool:
     """Whether NVIDIA's driver library loads."""
     try:
-        ctypes.CDLL("libcuda.so.1", mode=ctypes.RTLD_GLOBAL)
+        library = ctypes.CDLL("libcuda.so.1", mode=ctypes.RTLD_GLOBAL)
     except OSError:
         return False
-    return True
+    # Our stand-in, which may be loaded already under this name, cannot start a GPU.
+    return hasattr(library, "cuInit")
 
 
 def library_folder() -> Path:
@@ -85,6 +104,7 @@ def load_runtime_libraries() -> None:
     """Load TVM's runtime without its compiler (no ``import tvm``): all that an exported CPU kernel needs."""
     import tvm_ffi  # noqa: F401  loads libtvm_ffi
 
+    use_all_cores()
     ctypes.CDLL(str(library_folder() / "libtvm_runtime.so"), mode=ctypes.RTLD_GLOBAL)
 
 
@@ -136,6 +156,7 @@ def ensure_cuda_runtime() -> None:
 def prepare_tvm():
     """Import TVM, after checking that it is a version that works; returns the module."""
     check_versions()
+    use_all_cores()
     import tvm
 
     return tvm

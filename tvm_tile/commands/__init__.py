@@ -1,0 +1,1 @@
+"""Commands of ``tvm-tile``, one a module."""

@@ -1,0 +1,40 @@
+"""``tvm-tile export OP -o FILE``: write a library that loads without the compiler."""
+
+from __future__ import annotations
+
+from . import common
+
+
+def add_parser(subparsers) -> None:
+    """Declare the command."""
+    parser = subparsers.add_parser("export", help="write an op as a library that loads without the compiler")
+    common.add_op_options(parser)
+    parser.add_argument("-o", "--output", required=True, metavar="FILE", help="library to write, e.g. mla.so")
+
+
+def execute(arguments) -> int:
+    """Compile (no GPU needed) and write the library."""
+    import tvm_tile
+
+    spec = common.find_op(arguments.op)
+    shape = common.resolve_shape(spec, arguments.shape)
+    dtype = common.resolve_dtype(spec, arguments.dtype)
+    function = common.make_function(spec, shape, dtype, common.resolve_tunables(arguments.config))
+    kernel = tvm_tile.compile(function, arguments.target)
+    path = kernel.export(arguments.output)
+    size = path.stat().st_size
+    document = {
+        "op": spec.name,
+        "target": kernel.target,
+        "shape": shape,
+        "dtype": dtype,
+        "file": str(path),
+        "bytes": size,
+        "signature": str(kernel.signature),
+    }
+    lines = [
+        f"wrote {path} ({size / 1024:.0f} KB) for {kernel.target}",
+        f"load it with tvm_tile.load({str(path)!r}) and call {kernel.signature}",
+    ]
+    common.emit(arguments, document, lines)
+    return 0

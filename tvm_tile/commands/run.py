@@ -1,0 +1,136 @@
+"""``tvm-tile run OP``: run an op on random inputs and check it against its reference."""
+
+from __future__ import annotations
+
+import time
+
+from . import common
+
+
+def add_parser(subparsers) -> None:
+    """Declare the command."""
+    parser = subparsers.add_parser("run", help="run an op on random inputs and check it against its reference")
+    common.add_op_options(parser)
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random inputs")
+    parser.add_argument("--lowering", choices=("optimised", "reference"), default="optimised")
+
+
+def compare(outputs, expected, tolerance) -> tuple[bool, list[dict]]:
+    """Largest error of each output against the reference, and whether all are within the tolerance.
+
+    An element is right when ``|x - r| <= atol + rtol * |r|``; infinities must be the same, NaN is right only where the
+    reference has it.
+
+    Parameters
+    ----------
+    outputs, expected : list of torch.Tensor
+        Results and reference.
+    tolerance : (float, float)
+        rtol and atol.
+    """
+    import torch
+
+    rtol, atol = tolerance
+    reports, good = [], True
+    for have, want in zip(outputs, expected, strict=True):
+        x, r = have.detach().cpu().to(torch.float64), want.detach().cpu().to(torch.float64)
+        if x.shape != r.shape:
+            reports.append({"passed": False, "error": f"shape {tuple(x.shape)}, expected {tuple(r.shape)}"})
+            good = False
+            continue
+        same = (x == r) | (torch.isnan(x) & torch.isnan(r))
+        difference = torch.where(same, torch.zeros_like(x), (x - r).abs())
+        limit = atol + rtol * torch.where(torch.isfinite(r), r.abs(), torch.zeros_like(r))
+        right = same | (difference <= limit)
+        finite = difference[torch.isfinite(difference)]
+        worst = float(finite.max()) if finite.numel() else 0.0
+        scale = float(r[torch.isfinite(r)].abs().max()) if torch.isfinite(r).any() else 0.0
+        wrong = int((~right).sum())
+        reports.append(
+            {
+                "passed": wrong == 0,
+                "max_abs_error": worst,
+                "max_rel_error": worst / scale if scale else worst,
+                "wrong_elements": wrong,
+                "elements": x.numel(),
+            }
+        )
+        good = good and wrong == 0
+    return good, reports
+
+
+def execute(arguments) -> int:
+    """Compile, run, compare, print."""
+    import tvm_tile
+
+    spec = common.find_op(arguments.op)
+    shape = common.resolve_shape(spec, arguments.shape)
+    dtype = common.resolve_dtype(spec, arguments.dtype)
+    torch = common.need_torch()
+    target, device = common.choose(arguments.target)
+    function = common.make_function(spec, shape, dtype, common.resolve_tunables(arguments.config))
+    kernel = tvm_tile.compile(function, target, lowering=arguments.lowering)
+    generator = torch.Generator(device="cpu").manual_seed(arguments.seed)
+    tensors, outputs = spec.inputs(shape, dtype, device, generator)
+    # The reference first: a kernel that overwrites its inputs must not change what it is compared with.
+    expected = spec.reference(shape, dtype, tensors)
+    kernel(*tensors)
+    if device == "cuda":
+        torch.cuda.synchronize()
+    passed, reports = compare([tensors[i] for i in outputs], expected, spec.tolerance(shape, dtype))
+    seconds = _time_once(kernel, tensors, torch if device == "cuda" else None)
+    flops = spec.flops(shape)
+    verdict = "PASS" if passed else "FAIL"
+    document = {
+        "op": spec.name,
+        "target": kernel.target,
+        "shape": shape,
+        "dtype": dtype,
+        "config": kernel.config,
+        "compile_seconds": kernel.compile_seconds,
+        "from_cache": kernel.from_cache,
+        "seconds": seconds,
+        "tflops": flops / seconds / 1e12 if flops else None,
+        "outputs": reports,
+        "result": verdict,
+    }
+    rate = f", {document['tflops']:.3g} TFLOP/s" if flops else ""
+    compiled = "from the cache" if kernel.from_cache else f"in {kernel.compile_seconds:.1f} s"
+    lines = [
+        f"op       {spec.name} ({dtype})",
+        f"target   {kernel.target}, compiled {compiled}",
+        f"shape    {common.describe_shape(shape)}",
+        f"time     {format_time(seconds)}{rate}",
+    ]
+    for number, report in enumerate(reports):
+        label = "error" if len(reports) == 1 else f"error {number}"
+        if "error" in report:
+            lines.append(f"{label:<8} {report['error']}")
+            continue
+        text = f"{report['max_abs_error']:.3g} absolute, {report['max_rel_error']:.3g} of the largest value"
+        if report["wrong_elements"]:
+            text += f"; {report['wrong_elements']} of {report['elements']} elements outside the tolerance"
+        lines.append(f"{label:<8} {text}")
+    common.emit(arguments, document, [*lines, verdict])
+    return 0 if passed else 1
+
+
+def _time_once(kernel, tensors, torch_cuda) -> float:
+    """Median of a few calls; ``bench`` measures properly."""
+    times = []
+    budget = time.perf_counter() + 2.0
+    while len(times) < 5 and (not times or time.perf_counter() < budget):
+        start = time.perf_counter()
+        kernel(*tensors)
+        if torch_cuda is not None:
+            torch_cuda.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return sorted(times)[len(times) // 2]
+
+
+def format_time(seconds: float) -> str:
+    """A duration in the unit that suits it."""
+    for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
+        if seconds * factor >= 1.0:
+            return f"{seconds * factor:.3f} {unit}"
+    return f"{seconds * 1e6:.3f} us"
