@@ -88,7 +88,8 @@ def test_wgmma_fragments(base, n):
     assert d.registers * inst.accumulator_bits == 32 * inst.c_registers
     for thread, i in itertools.product(range(128), range(n // 2)):
         warp, lane = thread // 32, thread % 32
-        assert d.coords(thread, i) == (16 * warp + lane // 4 + 8 * (i >> 1 & 1), 8 * (i // 4) + 2 * (lane % 4) + (i & 1))
+        row, col = 16 * warp + lane // 4 + 8 * (i >> 1 & 1), 8 * (i // 4) + 2 * (lane % 4) + (i & 1)
+        assert d.coords(thread, i) == (row, col)
     assert a.shape == (64, inst.k) and a.registers * inst.operand_bits == 128
     for thread, i in itertools.product(range(128), range(a.registers)):
         row, col = ptx_a(inst.operand_bits, inst.k, thread % 32, i)

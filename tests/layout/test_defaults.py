@@ -14,7 +14,7 @@ SHAPES = [(1,), (7,), (64,), (1000,), (576,), (1, 1), (60, 60), (64, 64), (128, 
 THREADS = [1, 8, 16, 31, 32, 96, 128]
 
 
-@pytest.mark.parametrize("shape, threads", itertools.product(SHAPES, THREADS))
+@pytest.mark.parametrize("shape, threads", list(itertools.product(SHAPES, THREADS)))
 def test_covers_every_element_once(shape, threads):
     for bits in (8, 16, 32):
         f = default_fragment(shape, threads, bits)
@@ -24,7 +24,7 @@ def test_covers_every_element_once(shape, threads):
         assert all(len(p) == 1 for p in found.values())
 
 
-@pytest.mark.parametrize("shape, threads", itertools.product(SHAPES, THREADS))
+@pytest.mark.parametrize("shape, threads", list(itertools.product(SHAPES, THREADS)))
 def test_work_is_spread(shape, threads):
     """No thread has more than about twice its share (odd extents cannot always be split evenly)."""
     f = default_fragment(shape, threads, 32)

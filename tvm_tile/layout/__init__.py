@@ -11,7 +11,7 @@ Pure Python, without TVM state. All index functions accept ints, numpy arrays an
 
 from .atoms import a_atom, a_fragment, accumulator_fragment, b_atom, b_fragment, c_atom, feeds_a_operand
 from .banks import Access, column_access, conflicts, fragment_accesses, row_vector_access, wavefronts
-from .defaults import default_fragment, replicated_fragment
+from .defaults import copy_fragment, default_fragment, replicated_fragment
 from .errors import LayoutError
 from .fragment import REG, THREAD, Digit, Fragment, PlacedDigit, Replica
 from .instructions import (
@@ -35,8 +35,9 @@ __all__ = [
     "BROADCAST", "INSTRUCTIONS", "MMA", "REG", "THREAD", "WGMMA", "Access", "Digit", "Fragment", "Instruction",
     "LayoutChoice", "LayoutError", "MatrixMove", "OperandDescriptor", "PlacedDigit", "ReducePlan", "Replica",
     "SharedLayout", "WarpPartition", "a_atom", "a_fragment", "accumulator_fragment", "allowed_triples", "b_atom",
-    "b_fragment", "c_atom", "choose", "column_access", "conflicts", "contains", "default_fragment", "feeds_a_operand",
-    "find_instruction", "fragment_accesses", "lanes_for_reduce", "load_a", "load_b", "operand_descriptor",
-    "partition", "policy_names", "register_in", "register_policy", "replicated_fragment", "row_vector_access",
-    "same_owners", "store_c", "supported", "unregister_policy", "wavefronts", "wgmma_valid_n", "why_not_swizzled",
+    "b_fragment", "c_atom", "choose", "column_access", "conflicts", "contains", "copy_fragment", "default_fragment",
+    "feeds_a_operand", "find_instruction", "fragment_accesses", "lanes_for_reduce", "load_a", "load_b",
+    "operand_descriptor", "partition", "policy_names", "register_in", "register_policy", "replicated_fragment",
+    "row_vector_access", "same_owners", "store_c", "supported", "unregister_policy", "wavefronts", "wgmma_valid_n",
+    "why_not_swizzled",
 ]

@@ -72,12 +72,12 @@ def conflicts(layout: SharedLayout, accesses: Access | Iterable[Access]) -> int:
 
 
 def row_vector_access(layout: SharedLayout, access_bytes: int = 16, row: int = 0) -> Access:
-    """Consecutive lanes access consecutive vectors along the rows, as cp.async and vector copies do."""
+    """Consecutive lanes access consecutive vectors of a column block's rows, as cp.async and vector copies do."""
     vector = access_bytes * 8 // layout.dtype_bits
-    if vector < 1 or layout.columns % vector:
-        raise LayoutError(f"rows of {layout.columns} {layout.dtype_bits}-bit elements do not divide into "
+    if vector < 1 or layout.block_columns % vector:
+        raise LayoutError(f"rows of {layout.block_columns} {layout.dtype_bits}-bit elements do not divide into "
                           f"{access_bytes}-byte vectors")
-    per_row = layout.columns // vector
+    per_row = layout.block_columns // vector
     lead = (0,) * (len(layout.shape) - 2)
     lanes: list[tuple[int, ...] | None] = []
     for lane in range(WARP_SIZE):

@@ -8,6 +8,7 @@ from functools import lru_cache
 from .arith import ceil_div, product
 from .errors import LayoutError
 from .fragment import REG, THREAD, Digit, Fragment, Replica
+from .shared import SharedLayout
 
 
 def _thread_choices(extent: int, threads: int) -> list[int]:
@@ -86,6 +87,23 @@ def default_fragment(shape: Sequence[int], threads: int, dtype_bits: int, max_ve
     """
     shape = _checked(shape, threads)
     return _default(shape, threads, dtype_bits, max_vector_bits) if shape else replicated_fragment(shape, threads)
+
+
+def copy_fragment(layout: SharedLayout, threads: int, max_vector_bits: int = 128) -> Fragment:
+    """Distribution of a copy to or from a shared tile: as `default_fragment`, but one column block after the other.
+
+    Neighbouring threads stay inside a column block, which the default does not where the swizzle is narrower than a
+    row: there, equal rows of two blocks lie in the same banks.
+    """
+    shape, bits = layout.shape, layout.dtype_bits
+    if layout.blocks == 1:
+        return default_fragment(shape, threads, bits, max_vector_bits)
+    apart = default_fragment((*shape[:-2], layout.blocks, layout.rows, layout.block_columns), threads, bits,
+                             max_vector_bits)
+    if apart.padded_shape[-1] != layout.block_columns:
+        return default_fragment(shape, threads, bits, max_vector_bits)
+    *lead, blocks, rows, columns = apart.digits
+    return Fragment(shape, (*lead, rows, (*blocks, *columns)), apart.replicate, threads)
 
 
 def replicated_fragment(shape: Sequence[int], threads: int) -> Fragment:

@@ -188,7 +188,8 @@ def partition(policy: str, M: int, N: int, warps: int, instruction: Instruction,
     if policy not in _POLICIES:
         raise LayoutError(f"unknown warp policy {policy!r}", f"known are {', '.join(_POLICIES)}")
     if min(M, N, warps) < 1:
-        raise LayoutError(f"M, N and the number of warps have to be positive, got {M}, {N}, {warps}")
+        raise LayoutError(f"M, N and the number of warps have to be positive, got {M}, {N}, {warps}",
+                          "launch whole warps of 32 threads")
     unit = instruction.warps
     if warps % unit:
         raise LayoutError(f"{warps} warps do not form warpgroups of {unit}",

@@ -61,8 +61,10 @@ class OperandDescriptor:
         """The instruction's ``imm-trans`` operand (1 for MN-major)."""
         return 0 if self.k_major else 1
 
-    def start(self, mn: int, k: int, lead: tuple[int, ...] = ()) -> int:
+    def start(self, mn: int, k: int, lead: tuple[int, ...] | None = None) -> int:
         """Byte offset of the start address from the tile's start, for an instruction at element ``(mn, k)``.
+
+        ``lead`` selects among the leading dimensions (pipeline stages); the first by default.
 
         Raises
         ------
@@ -70,6 +72,7 @@ class OperandDescriptor:
             Where an instruction cannot start there.
         """
         layout = self.layout
+        lead = (0,) * (len(layout.shape) - 2) if lead is None else lead
         per_k = K_BYTES * 8 // layout.dtype_bits
         extent_mn = layout.rows if self.k_major else layout.columns
         extent_k = layout.columns if self.k_major else layout.rows
