@@ -11,6 +11,7 @@ with TVM's runtime library only (``TVM_USE_RUNTIME_LIB=1``).
 from __future__ import annotations
 
 import importlib
+import sys
 
 from .errors import (
     CallError,
@@ -65,9 +66,21 @@ def __getattr__(name: str):
     except KeyError:
         raise AttributeError(f"module 'tvm_tile' has no attribute {name!r}") from None
     loaded = importlib.import_module(module, __name__)
+    if name in ("T", "language"):
+        _register_pipeline()
     value = loaded if attribute is None else getattr(loaded, attribute)
     globals()[name] = value
     return value
+
+
+def _register_pipeline() -> None:
+    """Make ``tir_pipeline="tvm_tile"`` known to a TVM that is imported with its compiler."""
+    tvm = sys.modules.get("tvm")
+    if tvm is not None and hasattr(tvm, "tirx") and not tvm.base._RUNTIME_ONLY:
+        importlib.import_module(".runtime.pipeline", __name__)
+
+
+_register_pipeline()
 
 
 def __dir__() -> list[str]:

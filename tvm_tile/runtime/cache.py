@@ -165,8 +165,11 @@ def load_entry(key: str) -> Entry | None:
 def scratch_folder() -> Path:
     """A new folder on the cache's file system, to build an entry in."""
     parent = cache_dir() / "tmp"
-    parent.mkdir(parents=True, exist_ok=True)
-    return Path(tempfile.mkdtemp(prefix=f"{os.getpid()}_", dir=parent))
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=f"{os.getpid()}_", dir=parent))
+    except OSError as error:
+        raise _unwritable(parent, error) from None
 
 
 def store_entry(key: str, folder: Path, data: dict) -> Entry:
@@ -186,7 +189,14 @@ def store_entry(key: str, folder: Path, data: dict) -> Entry:
         if (entry := read_entry(final)) is not None:
             return entry
         break
-    raise TileError(f"the cache folder {final} cannot be written", advice="set TVM_TILE_CACHE_DIR to another folder")
+    raise _unwritable(final, "its entry does not stay as written")
+
+
+def _unwritable(folder: Path, reason) -> TileError:
+    return TileError(
+        f"the cache folder {folder} cannot be written: {reason}",
+        advice="set TVM_TILE_CACHE_DIR to another folder, or compile with cache=False",
+    )
 
 
 def _discard(folder: Path) -> None:
@@ -194,7 +204,7 @@ def _discard(folder: Path) -> None:
     try:
         grave = scratch_folder()
         os.rename(folder, grave / "entry")
-    except OSError:
+    except (OSError, TileError):
         return
     shutil.rmtree(grave, ignore_errors=True)
 

@@ -185,8 +185,8 @@ def _lower_tile(gvar, func: tirx.PrimFunc) -> tirx.PrimFunc:
 def _pipeline_factory():
     stock_pipeline, _, stock_finalize_device = PIPELINE_MAP["s_tir"]()
 
-    @tvm.transform.module_pass(opt_level=0, name="tvm_tile")
-    def _pipeline(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+    # Plain functions instead of passes: an exception that crosses TVM's C++ loses its type.
+    def _pipeline(mod: tvm.IRModule) -> tvm.IRModule:
         tile, other, rest = {}, {}, {}
         for gvar, func in mod.functions.items():
             if not isinstance(func, tirx.PrimFunc):
@@ -218,8 +218,7 @@ def _pipeline_factory():
         lean = tvm.ir.transform.Sequential([tirx.transform.LowerIntrin()])
         stock = stock_finalize_device()
 
-        @tvm.transform.module_pass(opt_level=0, name="tvm_tile_finalize_device")
-        def _finalize(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        def _finalize(mod: tvm.IRModule) -> tvm.IRModule:
             # One device module holds one target's functions, and the target's key says whose they are.
             targets = [_target_of(f) for f in mod.functions.values()]
             ours = any(TILE_KEY in [str(k) for k in t.keys] for t in targets)

@@ -276,8 +276,14 @@ def collect():
     """A list that receives a :class:`CompiledCuda` for each CUDA module this thread builds inside the ``with``."""
     previous = getattr(_local, "collected", None)
     _local.collected = collected = []
+    _local.error = None
     try:
         yield collected
+    except Exception:
+        error, _local.error = _local.error, None
+        if error is not None:
+            raise error from None
+        raise
     finally:
         _local.collected = previous
 
@@ -307,7 +313,12 @@ def install_callback() -> None:
             if stock_compile is None:
                 raise ToolchainError("TVM has no CUDA compile callback of its own")
             return stock_compile(code)
-        compiled = compile_cuda(code, str(target.attrs["arch"]), fast_math=TILE_KEY in keys)
+        try:
+            compiled = compile_cuda(code, str(target.attrs["arch"]), fast_math=TILE_KEY in keys)
+        except Exception as error:
+            # TVM's C++ would turn it into a RuntimeError; collect() raises it as it is.
+            _local.error = error
+            raise
         collected = getattr(_local, "collected", None)
         if collected is not None:
             collected.append(compiled)
