@@ -244,6 +244,11 @@ def test_what_cannot_be_swizzled_is_reported():
     assert choose((64, 9), 16, "word").layout == SharedLayout.row_major((64, 9), 16)
     assert choose((64, 6), 32, ("word", "tma")).layout.pad == 0, "TMA cannot write padded rows"
     assert choose((128,), 32, "word").layout == SharedLayout.row_major((128,), 32)
+    choice = choose((4, 576), 16, "ldmatrix")
+    assert not choice.swizzled and choice.layout.pad == 8 and "4 rows are too few" in choice.reason
+    assert choose((4, 576), 16, "tma").swizzled
+    assert choose((1, 64), 16, "vector").layout == SharedLayout.row_major((1, 64), 16)
+    assert choose((4, 64), 16, "vector").layout.bytes == 4 * 128
     with pytest.raises(LayoutError, match="no 128-byte swizzle"):
         SharedLayout.swizzled((64, 96), 16, 128)
     with pytest.raises(LayoutError, match="unknown access"):

@@ -113,8 +113,8 @@ class SharedLayout:
     @cached_property
     def block_stride(self) -> int:
         """Elements from one column block to the next; keeps each block on the swizzle's own alignment."""
-        rows = round_up(self.rows, PATTERN_ROWS) if self.span else self.rows
-        return rows * self.row_stride
+        several = self.span and self.blocks * product(self.shape[:-2]) > 1
+        return (round_up(self.rows, PATTERN_ROWS) if several else self.rows) * self.row_stride
 
     @property
     def matrix_stride(self) -> int:
@@ -273,6 +273,9 @@ class LayoutChoice:
     reason: str
 
 
+#: A swizzle may take this many times the tile's own bytes (blocks are rounded up to 8 rows).
+MAX_WASTE = 1.25
+
 #: Accesses that `choose` knows. wgmma reads swizzled tiles only; the others work on any layout.
 ACCESSES = ("wgmma", "tma", "ldmatrix", "vector", "word")
 
@@ -281,7 +284,8 @@ def choose(shape: Sequence[int], dtype_bits: int, access: str | Iterable[str] = 
     """Choose a tile's layout from how it is accessed.
 
     The widest swizzle that divides the rows; else rows padded so that the accesses have no bank conflicts (unless TMA
-    writes the tile, which cannot pad); else plain rows.
+    writes the tile, which cannot pad); else plain rows. Tiles of few rows are not swizzled where that would only waste
+    memory.
 
     Parameters
     ----------
@@ -298,14 +302,17 @@ def choose(shape: Sequence[int], dtype_bits: int, access: str | Iterable[str] = 
     if unknown:
         raise LayoutError(f"unknown access {', '.join(sorted(unknown))}", f"known are {', '.join(ACCESSES)}")
     shape = tuple(int(n) for n in shape)
+    plain = SharedLayout.row_major(shape, dtype_bits)
+    why = why_not_swizzled(shape, dtype_bits)
     for span in SPANS:
         if why_not_swizzled(shape, dtype_bits, span) is None:
-            return LayoutChoice(SharedLayout.swizzled(shape, dtype_bits, span), True,
-                                f"{span} bytes is the widest swizzle that divides the rows")
-    why = why_not_swizzled(shape, dtype_bits)
+            layout = SharedLayout.swizzled(shape, dtype_bits, span)
+            if wanted.isdisjoint(("wgmma", "tma")) and (layout.rows == 1 or layout.bytes > MAX_WASTE * plain.bytes):
+                why = f"its {layout.rows} rows are too few, a swizzle would take {layout.bytes} bytes for {plain.bytes}"
+                break
+            return LayoutChoice(layout, True, f"{span} bytes is the widest swizzle that divides the rows")
     if "wgmma" in wanted:
         raise LayoutError(f"wgmma reads swizzled tiles only, and {shape} of {dtype_bits}-bit elements cannot be: {why}")
-    plain = SharedLayout.row_major(shape, dtype_bits)
     if len(shape) < 2 or shape[-2] == 1:
         return LayoutChoice(plain, False, f"not swizzled: {why}")
     if "tma" in wanted:
