@@ -101,7 +101,9 @@ def test_strides_of_single_rows_do_not_matter(add):
     np.testing.assert_allclose(out, wide + b.numpy(), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8", "uint8", "int64", "bool"])
+@pytest.mark.parametrize(
+    "dtype", ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8", "uint8", "int64", "bool"]
+)
 def test_dtypes_of_torch_and_numpy(dtype):
     kernel = tvm_tile.compile(kernels.copy(24, dtype), "llvm")
     raw = torch.randint(0, 60, (24,), generator=torch.Generator().manual_seed(1))

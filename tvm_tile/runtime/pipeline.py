@@ -102,7 +102,7 @@ def _guarded(stmt, extents):
             continue
         positive = extent > 0
         condition = positive if condition is None else tirx.And(condition, positive)
-    return stmt if condition is None else tirx.IfThenElse(condition, stmt)
+    return stmt if condition is None else tirx.IfThenElse(condition, stmt, None)
 
 
 def _with_assumptions(lowered: tirx.PrimFunc, func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -112,7 +112,7 @@ def _with_assumptions(lowered: tirx.PrimFunc, func: tirx.PrimFunc) -> tirx.PrimF
     lost = [
         node
         for node in assumptions_of(func)
-        if not any(tvm.ir.structural_equal(node.condition, other.condition) for other in kept)
+        if not any(tvm_ffi.structural_equal(node.condition, other.condition) for other in kept)
     ]
     return lowered.with_body(tirx.SeqStmt([*lost, lowered.body])) if lost else lowered
 

@@ -1,0 +1,72 @@
+"""Names of targets, and what compile takes."""
+
+import pytest
+import tvm
+
+import tvm_tile
+from tvm_tile.runtime import targets
+
+from . import kernels
+
+
+def test_limits_of_gpus():
+    sm_90, sm_80 = tvm_tile.target("sm_90"), tvm_tile.target("sm_80")
+    assert (str(sm_90.attrs["arch"]), int(sm_90.attrs["max_shared_memory_per_block"])) == ("sm_90a", 232448)
+    assert (str(sm_80.attrs["arch"]), int(sm_80.attrs["max_shared_memory_per_block"])) == ("sm_80", 166912)
+    assert sm_90.host.kind.name == "llvm" and str(tvm_tile.target("sm_90a")) == str(sm_90)
+
+
+def test_a_tvm_target_gets_the_real_limit():
+    given = tvm.target.Target({"kind": "cuda", "arch": "sm_90", "max_shared_memory_per_block": 49152}, host="llvm")
+    made = tvm_tile.target(given)
+    assert int(made.attrs["max_shared_memory_per_block"]) == 232448 and str(made.attrs["arch"]) == "sm_90a"
+    llvm = tvm.target.Target({"kind": "llvm", "mcpu": "skylake"})
+    assert tvm_tile.target(llvm).same_as(llvm)
+
+
+def test_auto_is_the_cpu_without_a_gpu(monkeypatch):
+    monkeypatch.setattr(targets, "gpu_arch", lambda: None)
+    target = tvm_tile.target("auto")
+    assert target.kind.name == "llvm" and int(target.attrs["num-cores"]) >= 1
+    with pytest.raises(tvm_tile.TileTargetError, match="there is no CUDA GPU here"):
+        tvm_tile.target("cuda")
+
+
+@pytest.mark.parametrize(
+    "arch, expected", [("sm_90", "sm_90a"), ("sm_80", "sm_80"), ("sm_87", "sm_86"), ("sm_100", "sm_89")]
+)
+def test_auto_on_gpus(monkeypatch, arch, expected):
+    # sm_90a code runs on sm_90 only, so newer GPUs take the newest architecture that ships PTX.
+    monkeypatch.setattr(targets, "gpu_arch", lambda: arch)
+    assert str(tvm_tile.target("auto").attrs["arch"]) == expected
+
+
+def test_a_gpu_that_is_too_old(monkeypatch):
+    monkeypatch.setattr(targets, "gpu_arch", lambda: "sm_75")
+    with pytest.raises(tvm_tile.TileTargetError, match="older than sm_80"):
+        tvm_tile.target("auto")
+
+
+def test_unknown_names():
+    with pytest.raises(tvm_tile.TileTargetError) as caught:
+        tvm_tile.target("sm_9")
+    assert "did you mean 'sm_90'?" in str(caught.value) and "auto, cuda, llvm" in str(caught.value)
+    with pytest.raises(tvm_tile.TileTargetError, match="not for 'opencl'"):
+        tvm_tile.target(tvm.target.Target("opencl"))
+    with pytest.raises(tvm_tile.TileTargetError, match="a name or a TVM Target"):
+        tvm_tile.target(90)
+
+
+def test_things_that_are_no_kernel():
+    with pytest.raises(tvm_tile.TileTypeError, match="not function") as caught:
+        tvm_tile.compile(kernels.scaled_add, "llvm")
+    assert "call the factory first" in str(caught.value)
+    two = tvm.IRModule({"f": kernels.constant(1.0), "g": kernels.constant(2.0)})
+    with pytest.raises(tvm_tile.TileTypeError, match=r"the module has 2 functions \(f, g\)"):
+        tvm_tile.compile(two, "llvm")
+    with pytest.raises(tvm_tile.TileError, match="unknown lowering 'fast'"):
+        tvm_tile.compile(kernels.constant(1.0), "llvm", lowering="fast")
+
+
+def test_a_module_with_one_function():
+    assert tvm_tile.compile(tvm.IRModule({"only": kernels.constant(1.0)}), "llvm").name == "only"
