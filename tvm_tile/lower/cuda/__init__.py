@@ -1,0 +1,51 @@
+"""Tile IR -> thread-level TIR for NVIDIA GPUs: realises the decisions of :mod:`tvm_tile.schedule`, decides nothing.
+
+Order of work, one file each: ``program`` (the body as a tree), ``pipeline`` (copies issued ahead), ``ops`` and ``gemm`` (operations
+as steps), ``memory`` (the shared pool), ``sync`` (barriers), ``kernel`` (code).
+"""
+
+from __future__ import annotations
+
+from tvm import tirx
+
+__all__ = ["lower_cuda"]
+
+
+def lower_cuda(func: tirx.PrimFunc, target) -> tirx.PrimFunc:
+    """Realise a tile function on a CUDA target.
+
+    Parameters
+    ----------
+    func : PrimFunc
+        Tile IR, annotated or not: rules decide what no annotation fixes.
+    target : tvm.target.Target
+        A ``cuda`` target.
+
+    Returns
+    -------
+    PrimFunc
+        Thread-level TIR, ready for the lean pipeline.
+
+    Raises
+    ------
+    TileError
+        For what the target cannot honour.
+    """
+    from ... import hardware
+    from ...ir import kernels_of
+    from ...schedule import decide
+    from .build import seq
+    from .kernel import lower_kernel
+
+    hw = hardware.lookup(str(target.arch) if hasattr(target, "arch") else str(target.attrs["arch"]))
+    func = decide(func, hw)
+    asserts: list = []
+    from ...ir.visit import walk
+
+    walk(func.body, (tirx.AssertStmt, asserts.append))
+    bodies = [lower_kernel(info, hw, func) for info in kernels_of(func)]
+    attrs = {k: v for k, v in func.attrs.items() if k != "s_tir"} if func.attrs is not None else {}
+    made = tirx.PrimFunc(func.params, seq([*asserts, *bodies]), func.ret_type)
+    for key, value in attrs.items():
+        made = made.with_attr(key, value)
+    return made

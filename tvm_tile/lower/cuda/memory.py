@@ -1,0 +1,135 @@
+"""The shared pool: tiles placed by liveness, so that an epilogue reuses the space of the main loop's buffers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvm.ir import TensorLoad, Var
+
+from ...errors import TileResourceError
+from ...ir.visit import walk
+from .program import CondNode, LoopNode, MicroNode, Node, RawNode, WhileNode
+from .storage import SharedTile, Storage
+
+__all__ = ["Placement", "place_tiles"]
+
+
+@dataclass
+class Placement:
+    """Result of planning: the pool's size and when each tile is live (positions in the walk)."""
+
+    bytes: int
+    live: dict[Var, tuple[int, int]]
+
+    def overlap(self, storage: Storage, a: Var, b: Var) -> bool:
+        """Whether two different buffers occupy common bytes of the pool."""
+        if a not in storage.tiles or b not in storage.tiles:
+            return False
+        left, right = storage.tiles[a], storage.tiles[b]
+        return left.byte_offset < right.byte_offset + right.bytes and right.byte_offset < left.byte_offset + left.bytes
+
+
+def place_tiles(storage: Storage, nodes: list[Node], limit: int, scratch: set[Var], location=None, reserved: int = 0) -> Placement:
+    """Give every shared tile its offset in the pool.
+
+    Parameters
+    ----------
+    storage : Storage
+        Its tiles get their ``byte_offset``.
+    nodes : list
+        The kernel's tree in steps.
+    limit : int
+        Bytes that a CTA may have on the target.
+    scratch : set of Var
+        Tiles of the compiler's own: their values never live from one use to the next, so a loop does not keep them.
+    location : SourceLocation, optional
+        The kernel, for the error.
+    reserved : int
+        Bytes at the start of the pool that belong to barriers.
+
+    Raises
+    ------
+    TileResourceError
+        When the tiles that are live together do not fit.
+    """
+    live = _liveness(storage, nodes, scratch)
+    order = sorted(live, key=lambda b: (-storage.tiles[b].bytes, live[b][0]))
+    placed: list[Var] = []
+    total = reserved
+    for buffer in order:
+        tile = storage.tiles[buffer]
+        align = max(tile.layout.alignment, 16)
+        at = _round(reserved, align)
+        # first gap among the tiles that are live at the same time
+        for other in sorted((p for p in placed if _meet(live[p], live[buffer])), key=lambda p: storage.tiles[p].byte_offset):
+            taken = storage.tiles[other]
+            if at + tile.bytes <= taken.byte_offset:
+                break
+            at = max(at, _round(taken.byte_offset + taken.bytes, align))
+        tile.byte_offset = at
+        placed.append(buffer)
+        total = max(total, at + tile.bytes)
+    for buffer, tile in storage.tiles.items():
+        if tile.byte_offset is None:  # never touched
+            tile.byte_offset = 0
+            live.setdefault(buffer, (-1, -1))
+    if total > limit:
+        raise _too_large([storage.tiles[b] for b in order], total, limit, location)
+    return Placement(total, live)
+
+
+def _round(value: int, align: int) -> int:
+    return -(-value // align) * align
+
+
+def _meet(a: tuple[int, int], b: tuple[int, int]) -> bool:
+    return a[0] <= b[1] and b[0] <= a[1]
+
+
+def _liveness(storage: Storage, nodes: list[Node], scratch: set[Var]) -> dict[Var, tuple[int, int]]:
+    live: dict[Var, tuple[int, int]] = {}
+    position = 0
+
+    def touch(buffer: Var, loops: list[list[Var]]) -> None:
+        if buffer not in storage.tiles:
+            return
+        first, last = live.get(buffer, (position, position))
+        live[buffer] = (min(first, position), max(last, position))
+        if buffer not in scratch:
+            for touched in loops:
+                touched.append(buffer)
+
+    def visit(node: Node, loops: list[list[Var]]) -> None:
+        nonlocal position
+        position += 1
+        if isinstance(node, MicroNode):
+            for access in [*node.reads, *node.writes]:
+                touch(access.buffer, loops)
+        elif isinstance(node, RawNode):
+            walk(node.stmt, (TensorLoad, lambda load: touch(load.source, loops)))
+        elif isinstance(node, CondNode):
+            walk(node.condition, (TensorLoad, lambda load: touch(load.source, loops)))
+            for inner in [*node.then, *node.orelse]:
+                visit(inner, loops)
+        elif isinstance(node, LoopNode | WhileNode):
+            start, touched = position, []
+            for inner in node.body:
+                visit(inner, [*loops, touched])
+            position += 1
+            # a value may flow from one iteration to the next
+            for buffer in touched:
+                first, last = live[buffer]
+                live[buffer] = (min(first, start), max(last, position))
+
+    for node in nodes:
+        visit(node, [])
+    return live
+
+
+def _too_large(tiles: list[SharedTile], total: int, limit: int, location) -> TileResourceError:
+    lines = [f"  {t.buffer.name}: {t.bytes} bytes" + (f" ({t.versions} copies of {t.version_bytes})" if t.versions > 1 else "") for t in tiles]
+    return TileResourceError(
+        f"shared memory: {total} bytes are live together, but a CTA has {limit}\n" + "\n".join(lines),
+        location,
+        "use a smaller tile or fewer num_stages",
+    )

@@ -1,0 +1,180 @@
+"""Barriers from real dependences: a ``__syncthreads`` stands exactly where threads would otherwise race.
+
+Steps (:class:`MicroNode`) declare the shared memory they read and write. The pass keeps the accesses since the last barrier and
+inserts one before a step that conflicts with them. A loop's body is entered from above and from its own end, so that
+conflicts across the back edge count too; conditions are uniform, so a barrier may stand in a branch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tvm.ir import TensorLoad, Var
+
+from ...errors import InternalError
+from ...ir.visit import walk
+from .program import Access, CommitNode, CondNode, GroupNode, LoopNode, MicroNode, Node, RawNode, Version, WaitNode, WhileNode
+
+__all__ = ["BarrierNode", "insert_barriers"]
+
+
+@dataclass
+class BarrierNode:
+    """All threads of the CTA meet (``__syncthreads``)."""
+
+
+@dataclass(frozen=True)
+class _Pending:
+    access: Access
+    write: bool
+
+
+class _State:
+    """Accesses since the last barrier."""
+
+    def __init__(self, pending: list[_Pending] | None = None) -> None:
+        self.pending = pending or []
+
+    def copy(self) -> _State:
+        return _State(list(self.pending))
+
+    def add(self, access: Access, write: bool) -> None:
+        for known in self.pending:
+            if known.write == write and known.access.buffer.same_as(access.buffer) and known.access.version == access.version:
+                return
+        self.pending.append(_Pending(access, write))
+
+    def merge(self, other: _State) -> None:
+        for item in other.pending:
+            self.add(item.access, item.write)
+
+    def at_back_edge(self, loop: Var) -> _State:
+        """The same accesses as the next iteration of ``loop`` sees them."""
+        out = _State()
+        for item in self.pending:
+            version = item.access.version
+            if version is not None:
+                version = version.previous_iteration() if version.loop is not None and version.loop.same_as(loop) else _unknown(version)
+            out.add(Access(item.access.buffer, version, item.access.agent), item.write)
+        return out
+
+    def after_loop(self) -> _State:
+        """The same accesses once the loop variable is out of scope."""
+        out = _State()
+        for item in self.pending:
+            version = None if item.access.version is None else _unknown(item.access.version)
+            out.add(Access(item.access.buffer, version, item.access.agent), item.write)
+        return out
+
+
+def _unknown(version: Version) -> Version:
+    return Version(version.index, None, 0, version.count)
+
+
+def insert_barriers(nodes: list[Node], shared: Callable[[Var], bool], overlap: Callable[[Var, Var], bool]) -> list[Node]:
+    """The tree with barriers.
+
+    Parameters
+    ----------
+    nodes : list
+        The kernel's tree; operations are already split into steps.
+    shared : callable
+        Whether a buffer is visible to several threads and written in this kernel.
+    overlap : callable
+        Whether two different buffers may share memory (tiles of the pool that are live at different times).
+    """
+    return _Inserter(shared, overlap).run(nodes, _State())[0]
+
+
+class _Inserter:
+    def __init__(self, shared, overlap) -> None:
+        self.shared, self.overlap = shared, overlap
+
+    def run(self, nodes: list[Node], state: _State) -> tuple[list[Node], _State]:
+        out: list[Node] = []
+        for node in nodes:
+            if isinstance(node, MicroNode):
+                state = self._step(out, node, [a for a in node.reads], [a for a in node.writes], state)
+            elif isinstance(node, RawNode):
+                state = self._step(out, node, self._reads(node.stmt), [], state)
+            elif isinstance(node, BarrierNode):
+                out.append(node)
+                state = _State()
+            elif isinstance(node, CommitNode | WaitNode):
+                out.append(node)
+            elif isinstance(node, CondNode):
+                state = self._expression(out, node.condition, state)
+                then, after_then = self.run(node.then, state.copy())
+                orelse, after_else = self.run(node.orelse, state.copy())
+                out.append(CondNode(node.condition, then, orelse))
+                after_then.merge(after_else)
+                state = after_then
+            elif isinstance(node, LoopNode):
+                state = self._expression(out, node.start, self._expression(out, node.extent, state))
+                entry = state.copy()
+                _, first = self.run(node.body, entry.copy())
+                entry.merge(first.at_back_edge(node.var))
+                body, last = self.run(node.body, entry.copy())
+                out.append(LoopNode(node.var, node.start, node.extent, body, node.annotations, node.unroll, node.location))
+                last.merge(state)  # no iteration at all
+                state = last.after_loop()
+            elif isinstance(node, WhileNode):
+                if self._reads(node.condition):
+                    raise InternalError("a while condition that reads shared memory")
+                entry = state.copy()
+                _, first = self.run(node.body, entry.copy())
+                entry.merge(first.after_loop())
+                body, last = self.run(node.body, entry)
+                out.append(WhileNode(node.condition, body))
+                last.merge(state)
+                state = last
+            elif isinstance(node, GroupNode):
+                raise InternalError("warpgroup-specialised bodies have barriers of their own")
+            else:
+                raise InternalError(f"{type(node).__name__} reached the barrier pass")
+        return out, state
+
+    def _step(self, out: list, node, reads: list[Access], writes: list[Access], state: _State) -> _State:
+        reads = [a for a in reads if self.shared(a.buffer)]
+        writes = [a for a in writes if self.shared(a.buffer)]
+        if self._conflicts(reads, writes, state):
+            out.append(BarrierNode())
+            state = _State()
+        out.append(node)
+        for access in reads:
+            state.add(access, False)
+        for access in writes:
+            state.add(access, True)
+        return state
+
+    def _expression(self, out: list, expr, state: _State) -> _State:
+        reads = self._reads(expr)
+        if reads and self._conflicts(reads, [], state):
+            out.append(BarrierNode())
+            state = _State()
+        for access in reads:
+            state.add(access, False)
+        return state
+
+    def _reads(self, node) -> list[Access]:
+        if isinstance(node, int):
+            return []
+        found: list[Access] = []
+        walk(node, (TensorLoad, lambda load: found.append(Access(load.source)) if self.shared(load.source) else None))
+        return found
+
+    def _conflicts(self, reads: list[Access], writes: list[Access], state: _State) -> bool:
+        for item in state.pending:
+            for access in reads if item.write else []:
+                if self._meet(access, item.access):
+                    return True
+            for access in writes:
+                if self._meet(access, item.access):
+                    return True
+        return False
+
+    def _meet(self, a: Access, b: Access) -> bool:
+        if a.buffer.same_as(b.buffer):
+            return a.version is None or b.version is None or a.version.may_alias(b.version)
+        return self.overlap(a.buffer, b.buffer)
