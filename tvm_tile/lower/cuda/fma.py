@@ -47,7 +47,9 @@ def lower_fma(storage: Storage, node: OpNode):
 
     def value(region: Region, row, col, rows: int, cols: int):
         if region.scope != "shared":
-            raise InternalError(f"operand {region.buffer.name} of a CUDA-core product is not in shared memory", op.location)
+            raise InternalError(
+                f"operand {region.buffer.name} of a CUDA-core product is not in shared memory", op.location
+            )
         tile = storage.tile_of(region.buffer)
         lead = len(region.mins) - 2
         # padding elements read inside the tile; their results are never looked at
@@ -74,10 +76,14 @@ def lower_fma(storage: Storage, node: OpNode):
     zero = tirx.const(0, held.dtype)
     stmts = []
     if op.clear_accum or masked:
-        stmts.append(unrolled(registers, lambda r: when(True if masked else inside(r), tirx.BufferStore(target, zero, [r])), "r"))
+        stmts.append(
+            unrolled(registers, lambda r: when(True if masked else inside(r), tirx.BufferStore(target, zero, [r])), "r")
+        )
     stmts.append(loop(op.k, update, "k"))
     if masked:
-        stmts.append(unrolled(registers, lambda r: when(inside(r), _merge(storage, node, held, target, position(r), r)), "r"))
+        stmts.append(
+            unrolled(registers, lambda r: when(inside(r), _merge(storage, node, held, target, position(r), r)), "r")
+        )
     body = seq(stmts)
     return when(layout.active(storage.tx), body)
 
@@ -103,5 +109,3 @@ def _merge(storage: Storage, node: OpNode, held, total, position, reg):
     old = tirx.const(0, held.dtype) if op.clear_accum else held.local[reg]
     other = old if op.mask_value is None else op.mask_value
     return tirx.BufferStore(held.local, tirx.Select(keep, old + total[reg], other), [reg])
-
-

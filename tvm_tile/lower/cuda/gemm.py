@@ -40,13 +40,21 @@ def lower_gemm(storage: Storage, node: OpNode, hw) -> list[MicroNode]:
     """
     op: GemmOp = node.op
     instruction = read_instruction(op.annotations)
-    reads = [Access(r.buffer, node.versions.get(r.buffer)) for r in (op.a, op.b, op.mask) if r is not None and r.scope == "shared"]
+    reads = [
+        Access(r.buffer, node.versions.get(r.buffer))
+        for r in (op.a, op.b, op.mask)
+        if r is not None and r.scope == "shared"
+    ]
     if instruction is None:
         return [MicroNode(reads, [], lambda: lower_fma(storage, node), f"gemm {op.name} (fma)")]
     partition = read_partition(op.annotations)
     if instruction.family != "mma":
         raise InternalError(f"no lowering for {instruction.ptx}", op.location)
-    return [MicroNode(reads, [], lambda: _Mma(storage, node, instruction, partition).emit(), f"gemm {op.name} ({instruction.ptx})")]
+    return [
+        MicroNode(
+            reads, [], lambda: _Mma(storage, node, instruction, partition).emit(), f"gemm {op.name} ({instruction.ptx})"
+        )
+    ]
 
 
 @dataclass
@@ -86,8 +94,17 @@ class _Mma:
         accumulators, before, after = self._accumulators()
         stmts += before
         a_at_hand = self.op.a.scope != "shared"
-        a = None if a_at_hand else _Operand(self.storage.new_local((2 * mi * self.inst.a_registers,), "uint32", "a_regs"), mi * self.inst.a_registers)
-        b = _Operand(self.storage.new_local((2 * ni * self.inst.b_registers,), "uint32", "b_regs"), ni * self.inst.b_registers)
+        a = (
+            None
+            if a_at_hand
+            else _Operand(
+                self.storage.new_local((2 * mi * self.inst.a_registers,), "uint32", "a_regs"),
+                mi * self.inst.a_registers,
+            )
+        )
+        b = _Operand(
+            self.storage.new_local((2 * ni * self.inst.b_registers,), "uint32", "b_regs"), ni * self.inst.b_registers
+        )
 
         def load(step: int):
             return [None if a_at_hand else self._load_a(a, step), self._load_b(b, step)]
@@ -96,7 +113,9 @@ class _Mma:
         for step in range(self.steps):
             if step + 1 < self.steps:
                 stmts += load(step + 1)
-            stmts.append(unrolled(mi, lambda i, s=step: unrolled(ni, lambda j: self._product(accumulators, a, b, s, i, j), "j")))
+            stmts.append(
+                unrolled(mi, lambda i, s=step: unrolled(ni, lambda j: self._product(accumulators, a, b, s, i, j), "j"))
+            )
         stmts += after
         body = seq(stmts)
         used = self.part.warps * 32
@@ -124,7 +143,11 @@ class _Mma:
         zero = tirx.const(0, "uint32") if packed else tirx.const(0, self.c.dtype)
         if op.mask is not None:
             return self._masked(registers, zero, count, packed)
-        before = [unrolled(count, lambda r: tirx.BufferStore(registers, zero, [self._c_base(packed) + r]), "r")] if op.clear_accum else []
+        before = (
+            [unrolled(count, lambda r: tirx.BufferStore(registers, zero, [self._c_base(packed) + r]), "r")]
+            if op.clear_accum
+            else []
+        )
         return (lambda w: registers[self._c_base(packed) + w]), before, []
 
     def _c_base(self, packed: bool):
@@ -173,7 +196,9 @@ class _Mma:
     def _fragment_origin(self, region: Region) -> tuple[int, int]:
         origin = [self.analyzer.simplify(tirx.convert(m)) for m in region.mins[-2:]]
         if not all(isinstance(m, tirx.IntImm) for m in origin):
-            raise InternalError(f"a slice of fragment {region.buffer.name} that starts at a run-time index", self.op.location)
+            raise InternalError(
+                f"a slice of fragment {region.buffer.name} that starts at a run-time index", self.op.location
+            )
         return int(origin[0].value), int(origin[1].value)
 
     def _a_fragment_word(self, i, step: int, e: int):
@@ -181,9 +206,13 @@ class _Mma:
         row0, col0 = self._fragment_origin(self.op.a)
         layout = a_fragment(self.inst, self.part, held.layout.shape[-1], self.storage.threads)
         if held.layout.digits != layout.digits:
-            raise InternalError(f"fragment {self.op.a.buffer.name} {held.layout} is not the A operand {layout}", self.op.location)
+            raise InternalError(
+                f"fragment {self.op.a.buffer.name} {held.layout} is not the A operand {layout}", self.op.location
+            )
         if row0 % self.inst.m or col0 % self.inst.k or row0:
-            raise InternalError(f"a slice of the A operand {self.op.a.buffer.name} that cuts an instruction", self.op.location)
+            raise InternalError(
+                f"a slice of the A operand {self.op.a.buffer.name} that cuts an instruction", self.op.location
+            )
         total_steps = held.layout.shape[-1] // self.inst.k
         word = (i * total_steps + (col0 // self.inst.k + step)) * self.inst.a_registers + e
         return held.words[word] if held.words is not None else tirx.reinterpret("uint32", held.local[word])
@@ -214,7 +243,9 @@ class _Mma:
             row, col = move.address(self.lane)
             n, k = (col, row) if stored_kn else (row, col)
             cols = self.wn * self.part.group_n + j * self.inst.n
-            at = self._address(self.op.b, self.op.trans_b, cols + n, step * self.inst.k + k, self.op.n, outer_first=self.op.trans_b)
+            at = self._address(
+                self.op.b, self.op.trans_b, cols + n, step * self.inst.k + k, self.op.n, outer_first=self.op.trans_b
+            )
             words = [b.word(step, j * self.inst.b_registers + e) for e in range(count)]
             return seq([evaluate(T.ptx[move.ptx](*words, at)), self._round_tf32(words)])
 
@@ -239,7 +270,9 @@ class _Mma:
         pair = (outer, k) if rows_are_outer else (k, outer)
         lead = len(region.mins) - 2
         at = [*region.mins[:lead], *[self._plus(m, p) for m, p in zip(region.mins[lead:], pair)]]
-        element = self.storage.element(tile, [self.analyzer.simplify(tirx.convert(x)) for x in at], self.node.versions.get(region.buffer))
+        element = self.storage.element(
+            tile, [self.analyzer.simplify(tirx.convert(x)) for x in at], self.node.versions.get(region.buffer)
+        )
         return self.storage.address(tile, self.analyzer.simplify(tirx.convert(element)))
 
     @staticmethod
@@ -265,7 +298,9 @@ class _Mma:
             pair[outer_position] = tirx.min(pair[outer_position], limit - 1)
         lead = len(region.mins) - 2
         at = [*region.mins[:lead], *[self._plus(m, p) for m, p in zip(region.mins[lead:], pair)]]
-        element = self.storage.element(tile, [self.analyzer.simplify(tirx.convert(x)) for x in at], self.node.versions.get(region.buffer))
+        element = self.storage.element(
+            tile, [self.analyzer.simplify(tirx.convert(x)) for x in at], self.node.versions.get(region.buffer)
+        )
         return self.storage.view(tile)[element]
 
     def _pack(self, elements):
@@ -287,8 +322,15 @@ class _Mma:
             row = rows + group + 8 * (e % 2)
             k0 = step * self.inst.k + quad * per + 4 * per * (e // 2)
             values = [self._element(self.op.a, (k0 + x, row), self.op.m, 1) for x in range(per)]
-            stmts.append(tirx.BufferStore(a.words, self._pack(values), [(step % 2) * a.count + i * self.inst.a_registers + e]))
-        return seq([*stmts, self._round_tf32([a.word(step, i * self.inst.a_registers + e) for e in range(self.inst.a_registers)])])
+            stmts.append(
+                tirx.BufferStore(a.words, self._pack(values), [(step % 2) * a.count + i * self.inst.a_registers + e])
+            )
+        return seq(
+            [
+                *stmts,
+                self._round_tf32([a.word(step, i * self.inst.a_registers + e) for e in range(self.inst.a_registers)]),
+            ]
+        )
 
     def _gather_b(self, b: _Operand, step: int, j):
         per = 32 // self.inst.operand_bits
@@ -298,7 +340,12 @@ class _Mma:
             col = self.wn * self.part.group_n + j * self.inst.n + group
             k0 = step * self.inst.k + quad * per + 4 * per * e
             values = [self._element(self.op.b, (k0 + x, col), self.op.n, 1) for x in range(per)]
-            stmts.append(tirx.BufferStore(b.words, self._pack(values), [(step % 2) * b.count + j * self.inst.b_registers + e]))
-        return seq([*stmts, self._round_tf32([b.word(step, j * self.inst.b_registers + e) for e in range(self.inst.b_registers)])])
-
-
+            stmts.append(
+                tirx.BufferStore(b.words, self._pack(values), [(step % 2) * b.count + j * self.inst.b_registers + e])
+            )
+        return seq(
+            [
+                *stmts,
+                self._round_tf32([b.word(step, j * self.inst.b_registers + e) for e in range(self.inst.b_registers)]),
+            ]
+        )

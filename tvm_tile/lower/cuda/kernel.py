@@ -91,8 +91,11 @@ class _Lowering:
 
     def _refuse_groups(self, nodes: list[Node]) -> None:
         if any(isinstance(n, GroupNode) for n in walk_nodes(nodes)):
-            raise TileTargetError("T.ws is not available on CUDA targets yet", self.location,
-                                  "remove the T.ws blocks: their bodies then run one after another on all warps")
+            raise TileTargetError(
+                "T.ws is not available on CUDA targets yet",
+                self.location,
+                "remove the T.ws blocks: their bodies then run one after another on all warps",
+            )
 
     def _plans(self, nodes: list[Node]) -> dict[int, PipelinePlan]:
         by_name = {b.name: b for b in self.info.buffers}
@@ -142,8 +145,11 @@ class _Lowering:
                 made = type(held)(view, fragments[view.name], held.local, held.words)
                 storage.fragments[view] = made
             elif base in storage.tiles:
-                raise TileTargetError(f"T.view / T.reshape of shared tile {base.name} is not available on CUDA targets yet", self.location,
-                                      "allocate the tile with the shape you index")
+                raise TileTargetError(
+                    f"T.view / T.reshape of shared tile {base.name} is not available on CUDA targets yet",
+                    self.location,
+                    "allocate the tile with the shape you index",
+                )
             else:
                 storage.locals[view] = view
 
@@ -188,7 +194,13 @@ class _Lowering:
         if isinstance(node, LoopNode):
             kind = ForKind.UNROLLED if node.unroll else ForKind.SERIAL
             body = seq([self._emit(n) for n in node.body])
-            return For(node.var, _expr(storage.rewrite(_expr(node.start))), _expr(storage.rewrite(_expr(node.extent))), kind, body)
+            return For(
+                node.var,
+                _expr(storage.rewrite(_expr(node.start))),
+                _expr(storage.rewrite(_expr(node.extent))),
+                kind,
+                body,
+            )
         if isinstance(node, CondNode):
             then = seq([self._emit(n) for n in node.then])
             orelse = seq([self._emit(n) for n in node.orelse]) if node.orelse else None
@@ -281,5 +293,3 @@ def _written_globals(nodes: list[Node]) -> list[Var]:
                 if str(buffer.ty.storage_scope) == "global" and all(not buffer.same_as(o) for o in out):
                     out.append(buffer)
     return out
-
-

@@ -29,7 +29,9 @@ class Placement:
         return left.byte_offset < right.byte_offset + right.bytes and right.byte_offset < left.byte_offset + left.bytes
 
 
-def place_tiles(storage: Storage, nodes: list[Node], limit: int, scratch: set[Var], location=None, reserved: int = 0) -> Placement:
+def place_tiles(
+    storage: Storage, nodes: list[Node], limit: int, scratch: set[Var], location=None, reserved: int = 0
+) -> Placement:
     """Give every shared tile its offset in the pool.
 
     Parameters
@@ -61,7 +63,9 @@ def place_tiles(storage: Storage, nodes: list[Node], limit: int, scratch: set[Va
         align = max(tile.layout.alignment, 16)
         at = _round(reserved, align)
         # first gap among the tiles that are live at the same time
-        for other in sorted((p for p in placed if _meet(live[p], live[buffer])), key=lambda p: storage.tiles[p].byte_offset):
+        for other in sorted(
+            (p for p in placed if _meet(live[p], live[buffer])), key=lambda p: storage.tiles[p].byte_offset
+        ):
             taken = storage.tiles[other]
             if at + tile.bytes <= taken.byte_offset:
                 break
@@ -127,7 +131,11 @@ def _liveness(storage: Storage, nodes: list[Node], scratch: set[Var]) -> dict[Va
 
 
 def _too_large(tiles: list[SharedTile], total: int, limit: int, location) -> TileResourceError:
-    lines = [f"  {t.buffer.name}: {t.bytes} bytes" + (f" ({t.versions} copies of {t.version_bytes})" if t.versions > 1 else "") for t in tiles]
+    lines = [
+        f"  {t.buffer.name}: {t.bytes} bytes"
+        + (f" ({t.versions} copies of {t.version_bytes})" if t.versions > 1 else "")
+        for t in tiles
+    ]
     return TileResourceError(
         f"shared memory: {total} bytes are live together, but a CTA has {limit}\n" + "\n".join(lines),
         location,

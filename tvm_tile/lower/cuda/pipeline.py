@@ -74,7 +74,9 @@ def expand_pipelines(nodes: list[Node], plan_of) -> list[Node]:
             out.append(LoopNode(node.var, node.start, node.extent, expand_pipelines(node.body, plan_of), node.annotations,
                                 node.unroll, node.location))  # fmt: skip
         elif isinstance(node, CondNode):
-            out.append(CondNode(node.condition, expand_pipelines(node.then, plan_of), expand_pipelines(node.orelse, plan_of)))
+            out.append(
+                CondNode(node.condition, expand_pipelines(node.then, plan_of), expand_pipelines(node.orelse, plan_of))
+            )
         else:
             if hasattr(node, "body"):
                 node.body = expand_pipelines(node.body, plan_of)
@@ -98,7 +100,9 @@ def _staged(node: LoopNode, plan: PipelinePlan) -> tuple[list[Node], dict[Var, V
     ahead = plan.stages - 1
     producers = {n.op.name for n in walk_nodes(node.body) if isinstance(n, OpNode)} & plan.producers
     if producers != plan.producers:
-        raise InternalError(f"the pipeline plan names copies that are not in the loop: {sorted(plan.producers - producers)}")
+        raise InternalError(
+            f"the pipeline plan names copies that are not in the loop: {sorted(plan.producers - producers)}"
+        )
 
     def is_producer(op_node: OpNode) -> bool:
         return op_node.op.name in producers

@@ -177,7 +177,11 @@ def read_body(stmt) -> list[Node]:
                      stmt.kind == tirx.ForKind.UNROLLED, stmt.span)
         ]  # fmt: skip
     if isinstance(stmt, IfThenElse):
-        return [CondNode(stmt.condition, read_body(stmt.then_case), [] if stmt.else_case is None else read_body(stmt.else_case))]
+        return [
+            CondNode(
+                stmt.condition, read_body(stmt.then_case), [] if stmt.else_case is None else read_body(stmt.else_case)
+            )
+        ]
     if isinstance(stmt, While):
         return [WhileNode(stmt.condition, read_body(stmt.body))]
     if isinstance(stmt, SBlockRealize) and "tile.ws" in stmt.block.annotations:

@@ -127,7 +127,14 @@ class Storage:
         local = self.new_local((count,), dtype, buffer.name)
         words = None
         if per_word > 1:
-            words = tirx.decl_buffer((count // per_word,), "uint32", local.name + "_words", data=tirx.buffer_data(local), scope="local", layout=None)
+            words = tirx.decl_buffer(
+                (count // per_word,),
+                "uint32",
+                local.name + "_words",
+                data=tirx.buffer_data(local),
+                scope="local",
+                layout=None,
+            )
         made = FragmentStorage(buffer, layout, local, words)
         self.fragments[buffer] = made
         return made
@@ -251,5 +258,3 @@ class Storage:
                 return None
             dims.append(found[0])
         return tuple(dims)
-
-

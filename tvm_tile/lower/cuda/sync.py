@@ -14,7 +14,19 @@ from tvm.ir import TensorLoad, Var
 
 from ...errors import InternalError
 from ...ir.visit import walk
-from .program import Access, CommitNode, CondNode, GroupNode, LoopNode, MicroNode, Node, RawNode, Version, WaitNode, WhileNode
+from .program import (
+    Access,
+    CommitNode,
+    CondNode,
+    GroupNode,
+    LoopNode,
+    MicroNode,
+    Node,
+    RawNode,
+    Version,
+    WaitNode,
+    WhileNode,
+)
 
 __all__ = ["BarrierNode", "insert_barriers"]
 
@@ -41,7 +53,11 @@ class _State:
 
     def add(self, access: Access, write: bool) -> None:
         for known in self.pending:
-            if known.write == write and known.access.buffer.same_as(access.buffer) and known.access.version == access.version:
+            if (
+                known.write == write
+                and known.access.buffer.same_as(access.buffer)
+                and known.access.version == access.version
+            ):
                 return
         self.pending.append(_Pending(access, write))
 
@@ -55,7 +71,11 @@ class _State:
         for item in self.pending:
             version = item.access.version
             if version is not None:
-                version = version.previous_iteration() if version.loop is not None and version.loop.same_as(loop) else _unknown(version)
+                version = (
+                    version.previous_iteration()
+                    if version.loop is not None and version.loop.same_as(loop)
+                    else _unknown(version)
+                )
             out.add(Access(item.access.buffer, version, item.access.agent), item.write)
         return out
 
@@ -72,7 +92,9 @@ def _unknown(version: Version) -> Version:
     return Version(version.index, None, 0, version.count)
 
 
-def insert_barriers(nodes: list[Node], shared: Callable[[Var], bool], overlap: Callable[[Var, Var], bool]) -> list[Node]:
+def insert_barriers(
+    nodes: list[Node], shared: Callable[[Var], bool], overlap: Callable[[Var, Var], bool]
+) -> list[Node]:
     """The tree with barriers.
 
     Parameters
@@ -116,7 +138,9 @@ class _Inserter:
                 _, first = self.run(node.body, entry.copy())
                 entry.merge(first.at_back_edge(node.var))
                 body, last = self.run(node.body, entry.copy())
-                out.append(LoopNode(node.var, node.start, node.extent, body, node.annotations, node.unroll, node.location))
+                out.append(
+                    LoopNode(node.var, node.start, node.extent, body, node.annotations, node.unroll, node.location)
+                )
                 last.merge(state)  # no iteration at all
                 state = last.after_loop()
             elif isinstance(node, WhileNode):
