@@ -1,0 +1,205 @@
+"""The kernel library's catalogue: for each op its shapes, dtypes, inputs, reference, tolerance and cost.
+
+The command line, the benchmarks, the tuner and the tests take everything they know of an op from its :class:`OpSpec`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tvm import tirx
+
+from ..errors import TileError
+from .common import check_dtype, target_class
+
+__all__ = ["OpSpec", "get", "names", "poisoned", "random_tensor"]
+
+# name -> (module of tvm_tile.ops.specs, class)
+_SPECS = {
+    "gemm": ("gemm", "Gemm"),
+    "flash_attention": ("flash_attention", "FlashAttention"),
+    "flash_mla": ("flash_mla", "FlashMLA"),
+}
+
+
+def names() -> list[str]:
+    """Names of the ops."""
+    return list(_SPECS)
+
+
+def get(name: str) -> OpSpec:
+    """The op of that name.
+
+    Raises
+    ------
+    TileError
+        When there is none; the message lists those that exist.
+    """
+    if name not in _SPECS:
+        near = difflib.get_close_matches(name, _SPECS, n=1)
+        raise TileError(f"unknown op {name!r}", advice=(f"did you mean {near[0]!r}? " if near else "") + f"ops: {', '.join(_SPECS)}")
+    module, attribute = _SPECS[name]
+    return getattr(importlib.import_module(f".specs.{module}", __package__), attribute)()
+
+
+class OpSpec:
+    """What the tools know of an op; one subclass an op.
+
+    Attributes
+    ----------
+    name, doc : str
+        Name and one line of description.
+    shape_params : dict of str to (type, default, help)
+        Shape parameters and options, all that the inputs and the reference depend on.
+    dtypes : list of str
+        Possible dtypes, the default one first.
+    tunables : dict of str to list
+        Parameters of the factory that change speed only, each with values worth trying; their meaning is in the factory's
+        documentation.
+    peers : dict of str to callable
+        Implementations to compare with: ``peer(shape, dtype, tensors)`` returns a function without arguments that computes
+        the op with torch on the same tensors.
+    """
+
+    name: str
+    doc: str
+    shape_params: dict[str, tuple[type, Any, str]]
+    dtypes: list[str]
+    tunables: dict[str, list] = {}
+    peers: dict[str, Callable] = {}
+
+    # ---- to be defined by each op
+
+    def build(self, shape: Mapping[str, Any], dtype: str, target: str, **tunables) -> tirx.PrimFunc:
+        """The kernel of a complete, checked shape for a class of targets."""
+        raise NotImplementedError
+
+    def arguments(self, shape: Mapping[str, Any], dtype: str, generator) -> tuple[list, list[int]]:
+        """The tensors of a call, on the CPU, and the positions of the outputs."""
+        raise NotImplementedError
+
+    def expected(self, shape: Mapping[str, Any], dtype: str, tensors: list) -> list:
+        """The outputs by plain torch, in float32 or float64 (integers stay integers)."""
+        raise NotImplementedError
+
+    def tolerance(self, shape: Mapping[str, Any], dtype: str) -> tuple[float, float]:
+        """(relative, absolute) tolerance against the reference."""
+        raise NotImplementedError
+
+    def flops(self, shape: Mapping[str, Any]) -> int:
+        """Floating-point operations of the products (a multiply-add counts 2)."""
+        raise NotImplementedError
+
+    def bytes(self, shape: Mapping[str, Any], dtype: str) -> int:
+        """Bytes that must be read and written at least once."""
+        raise NotImplementedError
+
+    # ---- common to all
+
+    def complete(self, shape: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The shape with defaults put in, checked.
+
+        Raises
+        ------
+        TileError
+            For a parameter that does not exist or has another type; the message lists those that exist.
+        """
+        out = {key: default for key, (_, default, _) in self.shape_params.items()}
+        for key, value in (shape or {}).items():
+            if key not in self.shape_params:
+                known = ", ".join(f"{k}={d}" for k, (_, d, _) in self.shape_params.items())
+                near = difflib.get_close_matches(key, self.shape_params, n=1)
+                raise TileError(
+                    f"{self.name} has no shape parameter {key!r}",
+                    advice=(f"did you mean {near[0]!r}? " if near else "") + f"it has {known}",
+                )
+            kind, default, _ = self.shape_params[key]
+            if value is None and default is None:
+                continue
+            if kind is bool and isinstance(value, int) and value in (0, 1):
+                value = bool(value)
+            if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+                raise TileError(f"{self.name}: {key}={value!r} must be of type {kind.__name__}")
+            out[key] = value
+        return out
+
+    def defaults(self, shape: Mapping[str, Any], dtype: str, target: str) -> dict[str, Any]:
+        """The untuned values of the tunables for a class of targets (``"cpu"``, ``"sm_80"``, ``"sm_90"``)."""
+        return {}
+
+    def make(self, shape: Mapping[str, Any] | None = None, dtype: str | None = None, target=None, **tunables) -> tirx.PrimFunc:
+        """The op's kernel.
+
+        Parameters
+        ----------
+        shape : dict
+            Shape parameters; those left out take their defaults.
+        dtype : str, optional
+            Element dtype, the first of :attr:`dtypes` by default.
+        target : str or tvm.target.Target, optional
+            Whose default tile sizes to take; the GPU at hand, else the CPU.
+        **tunables
+            Values of :attr:`tunables`.
+        """
+        dtype = check_dtype(self.name, "dtype", self.dtypes[0] if dtype is None else dtype, self.dtypes)
+        for key in tunables:
+            if key not in self.tunables:
+                raise TileError(f"{self.name} has no tunable {key!r}", advice=f"it has {', '.join(self.tunables) or 'none'}")
+        return self.build(self.complete(shape), dtype, target_class(target), **tunables)
+
+    def inputs(self, shape: Mapping[str, Any], dtype: str, device="cpu", generator=None) -> tuple[list, list[int]]:
+        """Random tensors of a call in order, outputs and workspaces poisoned, and the positions of the outputs.
+
+        Parameters
+        ----------
+        shape : dict
+            As for :meth:`make`.
+        dtype : str
+            Element dtype.
+        device : str or torch.device
+            Where the tensors go.
+        generator : torch.Generator, optional
+            Of a CPU; a fresh one otherwise.
+        """
+        import torch
+
+        generator = generator if generator is not None else torch.Generator().manual_seed(torch.seed() % 2**31)
+        tensors, outputs = self.arguments(self.complete(shape), dtype, generator)
+        return [t.to(device) for t in tensors], outputs
+
+    def reference(self, shape: Mapping[str, Any], dtype: str, tensors: list) -> list:
+        """The outputs by plain torch, in float32 or float64 (integers stay integers)."""
+        return self.expected(self.complete(shape), dtype, tensors)
+
+
+def torch_dtype(name: str):
+    """The torch dtype of a dtype's name."""
+    import torch
+
+    return getattr(torch, name)
+
+
+def random_tensor(shape, dtype: str, generator, scale: float = 1.0):
+    """Normally distributed numbers, or integers over the whole range of an integer dtype."""
+    import torch
+
+    kind = torch_dtype(dtype)
+    if not kind.is_floating_point:
+        info = torch.iinfo(kind)
+        return torch.randint(info.min, info.max + 1, tuple(shape), generator=generator, dtype=torch.int64).to(kind)
+    return (torch.randn(tuple(shape), generator=generator) * scale).to(kind)
+
+
+def poisoned(shape, dtype: str):
+    """A tensor that no correct kernel leaves as it is: NaN, or bytes 0x7f."""
+    import torch
+
+    kind = torch_dtype(dtype)
+    out = torch.empty(tuple(shape), dtype=kind)
+    if kind.is_floating_point and kind.itemsize > 1:
+        return out.fill_(float("nan"))
+    out.view(torch.uint8).fill_(0x7F)
+    return out

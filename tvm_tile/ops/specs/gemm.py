@@ -1,0 +1,125 @@
+"""What the tools know of ``gemm``."""
+
+from __future__ import annotations
+
+import math
+
+from tvm_tile.language import GemmWarpPolicy
+
+from ...errors import TileError
+from ..gemm import default_tiles, gemm
+from ..registry import OpSpec, poisoned, random_tensor, torch_dtype
+
+__all__ = ["Gemm"]
+
+
+class Gemm(OpSpec):
+    """Matrix product."""
+
+    name = "gemm"
+    doc = "matrix product C = op(A) op(B) (+ bias), ragged sizes, transposes, split-K"
+    shape_params = {
+        "m": (int, 1024, "rows of C"),
+        "n": (int, 1024, "columns of C"),
+        "k": (int, 1024, "length of the sums"),
+        "trans_a": (bool, False, "A is stored (k, m)"),
+        "trans_b": (bool, True, "B is stored (n, k)"),
+        "bias": (bool, False, "add a row vector"),
+        "split_k": (int, 1, "slices of K that run in parallel"),
+    }
+    dtypes = ["float16", "bfloat16", "float32", "int8", "float8_e4m3fn", "float8_e5m2"]
+    tunables = {
+        "block_M": [32, 64, 128, 256, 512],
+        "block_N": [32, 64, 128, 256],
+        "block_K": [16, 32, 64, 128, 256, 512],
+        "num_stages": [0, 2, 3, 4],
+        "threads": [128, 256, 384],
+        "policy": [GemmWarpPolicy.Square, GemmWarpPolicy.FullRow, GemmWarpPolicy.FullCol],
+        "panel": [1, 4, 8, 16],
+    }
+
+    def defaults(self, shape, dtype, target):
+        """See :func:`tvm_tile.ops.gemm.default_tiles`."""
+        return default_tiles(shape["m"], shape["n"], shape["k"], dtype, target)
+
+    def build(self, shape, dtype, target, **tunables):
+        """The kernel."""
+        return gemm(**shape, dtype=dtype, target=target, **tunables)
+
+    def arguments(self, shape, dtype, generator):
+        """A, B, [bias], [partial], C."""
+        m, n, k = shape["m"], shape["n"], shape["k"]
+        out, accum = self._out(dtype), "int32" if dtype == "int8" else "float32"
+        tensors = [
+            random_tensor((k, m) if shape["trans_a"] else (m, k), dtype, generator),
+            random_tensor((n, k) if shape["trans_b"] else (k, n), dtype, generator),
+        ]
+        if shape["bias"]:
+            tensors.append(random_tensor((n,), out, generator))
+        if shape["split_k"] > 1:
+            tensors.append(poisoned((shape["split_k"], m, n), accum))
+        tensors.append(poisoned((m, n), out))
+        return tensors, [len(tensors) - 1]
+
+    def _out(self, dtype: str) -> str:
+        return {"int8": "int32", "float8_e4m3fn": "bfloat16", "float8_e5m2": "bfloat16"}.get(dtype, dtype)
+
+    def expected(self, shape, dtype, tensors):
+        """float64 for float32, int32 wrap-around for int8, else float32."""
+        import torch
+
+        a, b = tensors[0], tensors[1]
+        a = a.T if shape["trans_a"] else a
+        b = b.T if shape["trans_b"] else b
+        if dtype == "int8":
+            # float64 holds these sums exactly
+            out = a.double() @ b.double()
+            if shape["bias"]:
+                out = out + tensors[2].double()
+            return [((out.to(torch.int64) + 2**31) % 2**32 - 2**31).to(torch.int32)]
+        wide = torch.float64 if dtype == "float32" else torch.float32
+        out = a.to(wide) @ b.to(wide)
+        return [out + tensors[2].to(wide) if shape["bias"] else out]
+
+    def tolerance(self, shape, dtype):
+        """One rounding of the output, and the rounding of a sum of k products."""
+        if dtype == "int8":
+            return 0.0, 0.0
+        relative = {"float32": 1e-5, "float16": 1e-3}.get(dtype, 8e-3)
+        return relative, 4e-6 * math.sqrt(shape["k"])
+
+    def flops(self, shape):
+        """2 m n k."""
+        shape = self.complete(shape)
+        return 2 * shape["m"] * shape["n"] * shape["k"]
+
+    def bytes(self, shape, dtype):
+        """A, B and C once."""
+        shape = self.complete(shape)
+        m, n, k = shape["m"], shape["n"], shape["k"]
+        return (m * k + n * k) * torch_dtype(dtype).itemsize + m * n * torch_dtype(self._out(dtype)).itemsize
+
+    @property
+    def peers(self):
+        """``torch``: its matrix product of the same dtype."""
+        return {"torch": self._torch}
+
+    def _torch(self, shape, dtype, tensors):
+        import torch
+
+        shape = self.complete(shape)
+        a, b = tensors[0], tensors[1]
+        a = a.T if shape["trans_a"] else a
+        b = b.T if shape["trans_b"] else b
+        out = torch.empty_like(tensors[-1])
+        bias = tensors[2] if shape["bias"] else None
+        if dtype == "int8":
+            return lambda: torch._int_mm(a, b)
+        if dtype.startswith("float8"):
+            if not a.is_cuda:
+                raise TileError(f"torch has no product of {dtype} on a CPU")
+            one = torch.ones((), device=a.device)
+            return lambda: torch._scaled_mm(a, b, one, one, out_dtype=torch.bfloat16)
+        if bias is not None:
+            return lambda: torch.addmm(bias, a, b, out=out)
+        return lambda: torch.mm(a, b, out=out)
