@@ -1,0 +1,80 @@
+// Switching between fibers: callee-saved registers and the stack pointer, nothing else.
+#pragma once
+#include <cstdint>
+
+extern "C" void tsim_switch(void** save_sp, void* load_sp);
+
+#if defined(__x86_64__)
+asm(R"(
+.text
+.globl tsim_switch
+.type tsim_switch,@function
+tsim_switch:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+.size tsim_switch,.-tsim_switch
+)");
+inline void* fiber_frame(uint8_t* top, void (*start)()) {
+  uint64_t* s = (uint64_t*)((uintptr_t)top & ~(uintptr_t)63);
+  *--s = 0;                         // after the return, %rsp is 16-byte aligned plus 8, as after a call
+  *--s = (uint64_t)start;
+  for (int i = 0; i < 6; i++) *--s = 0;
+  return s;
+}
+#elif defined(__aarch64__)
+asm(R"(
+.text
+.globl tsim_switch
+.type tsim_switch,%function
+tsim_switch:
+  sub sp, sp, #160
+  stp x19, x20, [sp, #0]
+  stp x21, x22, [sp, #16]
+  stp x23, x24, [sp, #32]
+  stp x25, x26, [sp, #48]
+  stp x27, x28, [sp, #64]
+  stp x29, x30, [sp, #80]
+  stp d8, d9, [sp, #96]
+  stp d10, d11, [sp, #112]
+  stp d12, d13, [sp, #128]
+  stp d14, d15, [sp, #144]
+  mov x9, sp
+  str x9, [x0]
+  mov sp, x1
+  ldp x19, x20, [sp, #0]
+  ldp x21, x22, [sp, #16]
+  ldp x23, x24, [sp, #32]
+  ldp x25, x26, [sp, #48]
+  ldp x27, x28, [sp, #64]
+  ldp x29, x30, [sp, #80]
+  ldp d8, d9, [sp, #96]
+  ldp d10, d11, [sp, #112]
+  ldp d12, d13, [sp, #128]
+  ldp d14, d15, [sp, #144]
+  add sp, sp, #160
+  ret
+.size tsim_switch,.-tsim_switch
+)");
+inline void* fiber_frame(uint8_t* top, void (*start)()) {
+  uint64_t* s = (uint64_t*)((uintptr_t)top & ~(uintptr_t)63);
+  s -= 20;
+  for (int i = 0; i < 20; i++) s[i] = 0;
+  s[11] = (uint64_t)start;          // x30
+  return s;
+}
+#else
+#error "tvm_tile.simulate switches fibers on x86-64 and aarch64 only"
+#endif
