@@ -24,7 +24,6 @@ class Builder:
 
     def __init__(self) -> None:
         self._scopes: list[list[tirx.Stmt]] = [[]]
-        self._allocs: list[Var] = []
 
     # ---------------------------------------------------------------- statements
     def emit(self, stmt: tirx.Stmt) -> None:
@@ -35,11 +34,22 @@ class Builder:
         """Append a call made for its effect."""
         self.emit(tirx.Evaluate(value))
 
-    def bind(self, value: Expr, name: str = "t") -> Var:
-        """Name a value: computed once, here."""
-        var = Var(name, str(value.ty.dtype))
-        self.emit(tirx.Bind(var, value))
-        return var
+    def bind(self, value: Expr, name: str = "t") -> Expr:
+        """Name a value: computed once, here.
+
+        Vectors and floats go through a register: TVM's analyzer would inline bound values into each other and try its
+        rewrite rules on the ever larger result, while a load stops it and costs nothing after LLVM's promotion.
+        """
+        dtype = str(value.ty.dtype)
+        if dtype == "int32" or dtype == "int64" or dtype.startswith(("bool", "handle")):
+            if isinstance(value, Var | tirx.IntImm):
+                return value
+            var = Var(name, dtype)
+            self.emit(tirx.Bind(var, value))
+            return var
+        cell = self.alloc(1, dtype, name)
+        self.store(cell, value, 0)
+        return load(cell, 0)
 
     def store(self, buffer: Var, value: Expr, index) -> None:
         """Store a scalar or vector; a vector needs a vector index."""
@@ -62,9 +72,14 @@ class Builder:
         """
         return self.alloc(1, vtype(dtype, lanes), name)
 
-    def view(self, buffer: Var, dtype: str, count, name: str | None = None) -> Var:
-        """The memory of a buffer as a flat buffer of ``count`` elements of another type."""
-        result = flat_buffer(count, dtype, name or f"{buffer.name}_{dtype}")
+    def view(self, buffer: Var, dtype: str, count, name: str | None = None, scratch: bool = True) -> Var:
+        """The memory of a buffer as a flat buffer of ``count`` elements of another type.
+
+        Scratch memory is aligned to cache lines, other memory to its elements.
+        """
+        name = name or f"{buffer.name}_{dtype}"
+        alignment = CACHE_LINE if scratch else max(1, tirx.const(0, dtype).ty.dtype.bits // 8)
+        result = tirx.decl_buffer((count,), dtype, name=name, scope="global", data_alignment=alignment)
         pointer_type = PointerType(PrimType(dtype), "global")
         self.emit(tirx.DeclBuffer(result, data=tirx.reinterpret(pointer_type, buffer_data(buffer))))
         return result
@@ -122,6 +137,10 @@ class Builder:
             return
         else_stmt = sequence(else_body) if else_body else None
         self.emit(tirx.IfThenElse(condition, sequence(then_body), else_stmt))
+
+    def statements(self) -> list[tirx.Stmt]:
+        """What was written outside of all scopes so far."""
+        return list(self._scopes[0])
 
     def finish(self) -> tirx.Stmt:
         """The whole program written so far."""

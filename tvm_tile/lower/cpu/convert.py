@@ -13,6 +13,9 @@ from .builder import Builder, as_expr, lanes_of, splat, vtype
 
 _BITS_STORAGE = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8", "bool": "uint8"}
 
+NARROW_FLOATS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+"""Types whose values are computed in float32 and rounded where they are stored or cast."""
+
 
 def storage_dtype(dtype: str) -> str:
     """The type under which memory of ``dtype`` is read and written."""
@@ -21,8 +24,7 @@ def storage_dtype(dtype: str) -> str:
 
 def compute_dtype(dtype: str) -> str:
     """The type in which values of ``dtype`` are computed."""
-    narrow = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
-    return "float32" if dtype in narrow else dtype
+    return "float32" if dtype in NARROW_FLOATS else dtype
 
 
 def widen(b: Builder, bits: Expr, dtype: str) -> Expr:
@@ -35,6 +37,8 @@ def widen(b: Builder, bits: Expr, dtype: str) -> Expr:
         return tirx.Cast(vtype("float32", lanes), tirx.reinterpret(vtype("float16", lanes), half))
     if dtype == "float8_e4m3fn":
         return _e4m3_to_f32(b, bits, lanes)
+    if dtype == "float16":
+        return tirx.Cast(vtype("float32", lanes), bits)
     if dtype == "bool":
         return tirx.NE(bits, splat(0, "uint8", lanes))
     return bits
@@ -49,6 +53,8 @@ def narrow(b: Builder, value: Expr, dtype: str) -> Expr:
         return _f32_to_f8(b, value, lanes, exponent_bits=5, mantissa_bits=2)
     if dtype == "float8_e4m3fn":
         return _f32_to_f8(b, value, lanes, exponent_bits=4, mantissa_bits=3)
+    if dtype == "float16":
+        return tirx.Cast(vtype("float16", lanes), value)
     if dtype == "bool":
         return tirx.Select(value, splat(1, "uint8", lanes), splat(0, "uint8", lanes))
     return value

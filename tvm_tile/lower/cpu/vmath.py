@@ -15,7 +15,7 @@ from tvm.ir import Expr
 
 from .builder import Builder, lanes_of, splat, vtype
 
-_ROUND = 12582912.0  # 1.5 * 2**23: adding it rounds to an integer, which is left in the low bits
+_ROUND = 12582912.0  # 1.5 * 2**23: an integer added to it stands in the low bits
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
 _LOG2_E = 1.44269504088896341
 _LOG2_E_MINUS_1 = 0.44269504088896340736
@@ -63,11 +63,14 @@ def _polynomial(b: Builder, x: Expr, coefficients: Sequence[float]) -> Expr:
 
 
 def _round(b: Builder, x: Expr) -> tuple[Expr, Expr]:
-    """Nearest integer as float, and that integer shifted into the exponent field (no float-to-int conversion: it is
-    undefined for NaN and infinity)."""
-    shifted = b.bind(x + _f(_ROUND, x), "shifted")
-    exponent = b.bind(tirx.shift_left(_as_int(shifted), _i(23, x)), "exponent")
-    return b.bind(shifted - _f(_ROUND, x), "whole"), exponent
+    """Nearest integer as float, and that integer shifted into the exponent field.
+
+    There is no float-to-int conversion, which is undefined for NaN and infinity; the rounding is an intrinsic because
+    TVM's simplifier folds ``(x + c) - c`` to ``x``.
+    """
+    whole = b.bind(tirx.nearbyint(x), "whole")
+    exponent = tirx.shift_left(_as_int(b.bind(whole + _f(_ROUND, x), "shifted")), _i(23, x))
+    return whole, b.bind(exponent, "exponent")
 
 
 def exp2(b: Builder, x: Expr) -> Expr:
@@ -173,12 +176,12 @@ def erf(b: Builder, x: Expr) -> Expr:
 
 
 FUNCTIONS: dict[str, Callable[[Builder, Expr], Expr]] = {
-    "tirx.exp2": exp2,
-    "tirx.exp": exp,
-    "tirx.log2": log2,
-    "tirx.log": log,
-    "tirx.tanh": tanh,
-    "tirx.sigmoid": sigmoid,
-    "tirx.erf": erf,
+    "exp2": exp2,
+    "exp": exp,
+    "log2": log2,
+    "log": log,
+    "tanh": tanh,
+    "sigmoid": sigmoid,
+    "erf": erf,
 }
 """The functions by the name of their TIR operator."""
