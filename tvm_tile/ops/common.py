@@ -132,8 +132,8 @@ def lowest_score(scale: float) -> float:
     """What a running maximum of scores starts from: finite, and not above any finite score.
 
     With it ``exp2(x * scale - maximum * scale)`` is 0 for a masked score ``x = -inf`` even while no valid key was seen:
-    starting from -inf would give ``-inf - (-inf) = NaN`` there, and starting from a constant such as -5e4 would be wrong
-    for scores below it. The division keeps ``maximum * scale`` finite.
+    starting from -inf would give ``-inf - (-inf) = NaN`` there, and starting from a constant such as -5e4 would be
+    wrong for scores below it. The division keeps ``maximum * scale`` finite.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """Attention with an online softmax (FlashAttention-2): causal, sliding window, block-sparse, bias, variable length.
 
-Source of the algorithm: T. Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning", 2023;
-the online softmax is from M. Milakov and N. Gimelshein, "Online normalizer calculation for softmax", 2018.
+Source of the algorithm: T. Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning",
+2023; the online softmax is from M. Milakov and N. Gimelshein, "Online normalizer calculation for softmax", 2018.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def default_tiles(seq_q, seq_kv, dim: int, dtype: str = "float16", target: str =
     Returns
     -------
     dict
-        block_M (query rows), block_N (keys), num_stages, threads. Wide heads and float32 take narrower tiles, because Q,
-        K, V and the accumulator grow with them.
+        block_M (query rows), block_N (keys), num_stages, threads. Wide heads and float32 take narrower tiles, because
+        Q, K, V and the accumulator grow with them.
     """
     wide = dim > 128 or dtype == "float32"
     if target == "cpu":
@@ -86,21 +86,22 @@ def flash_attention(
     varlen: bool = False,
     lse: bool = True,
     sm_scale: float | None = None,
-    block_M: int | None = None,  # noqa: N803
-    block_N: int | None = None,  # noqa: N803
+    block_M: int | None = None,
+    block_N: int | None = None,
     num_stages: int | None = None,
     threads: int | None = None,
     target=None,
 ) -> tirx.PrimFunc:
     """``O = softmax(sm_scale Q K^T + bias) V`` for each batch and head, and the logarithm of the softmax's sum.
 
-    The function's parameters are ``Q, K, V, [CuQ, CuK], [Bias], [BlockMask], O, [Lse]``. Q and O are ``[batch, seq_q, heads,
-    dim]``, K and V ``[batch, seq_kv, kv_heads, dim]``, Lse is ``[batch, heads, seq_q]`` in float32 (natural logarithm).
+    The function's parameters are ``Q, K, V, [CuQ, CuK], [Bias], [BlockMask], O, [Lse]``. Q and O are ``[batch, seq_q,
+    heads, dim]``, K and V ``[batch, seq_kv, kv_heads, dim]``, Lse is ``[batch, heads, seq_q]`` in float32 (natural
+    logarithm).
 
-    Query row i stands at position ``i + seq_kv - seq_q``: the last query sees the last key (bottom-right alignment). A row
-    with no valid key gives 0, and -inf in Lse. A NaN in a row of Q gives NaN in that row only; one in K reaches the rows that
-    see that key. One in V reaches, besides the rows that see it, other rows of the same tile: their weight is 0, and
-    0 * NaN is NaN, as in the plain formula.
+    Query row i stands at position ``i + seq_kv - seq_q``: the last query sees the last key (bottom-right alignment). A
+    row with no valid key gives 0, and -inf in Lse. A NaN in a row of Q gives NaN in that row only; one in K reaches the
+    rows that see that key. One in V reaches, besides the rows that see it, other rows of the same tile: their weight is
+    0, and 0 * NaN is NaN, as in the plain formula.
 
     Parameters
     ----------
@@ -118,14 +119,15 @@ def flash_attention(
         float16, bfloat16 or float32, of Q, K, V, O and Bias.
     block_mask : int, optional
         Block-sparse attention with blocks of this many rows and keys: BlockMask is int8 ``[batch, heads, ceil(seq_q /
-        block_mask), ceil(seq_kv / block_mask)]``, and a block whose entry is 0 is skipped. The tiles are divisors of it.
+        block_mask), ceil(seq_kv / block_mask)]``, and a block whose entry is 0 is skipped. The tiles are divisors of
+        it.
     bias : bool or (int, int)
-        Bias ``[B', H', seq_q, seq_kv]`` is added to the scaled scores; the pair gives B' (1 or batch) and H' (1 or heads),
-        True stands for (1, heads). -inf masks.
+        Bias ``[B', H', seq_q, seq_kv]`` is added to the scaled scores; the pair gives B' (1 or batch) and H' (1 or
+        heads), True stands for (1, heads). -inf masks.
     varlen : bool
-        The sequences of a batch have different lengths and lie one after another: Q and O are ``[seq_q, heads, dim]``, K and V
-        ``[seq_kv, kv_heads, dim]``, Lse ``[heads, seq_q]``, where ``seq_q`` and ``seq_kv`` are the sums. CuQ and CuK (int32
-        ``[batch + 1]``) are the running sums of the lengths, from 0.
+        The sequences of a batch have different lengths and lie one after another: Q and O are ``[seq_q, heads, dim]``,
+        K and V ``[seq_kv, kv_heads, dim]``, Lse ``[heads, seq_q]``, where ``seq_q`` and ``seq_kv`` are the sums. CuQ
+        and CuK (int32 ``[batch + 1]``) are the running sums of the lengths, from 0.
     lse : bool
         Write Lse.
     sm_scale : float, optional
@@ -160,7 +162,7 @@ def flash_attention(
         check_positive(op, block_mask=block_mask)
         tiles |= {name: divisor_tile(block_mask, tiles[name]) for name in ("block_M", "block_N")}
     tiles = pick(tiles, block_M=block_M, block_N=block_N, num_stages=num_stages, threads=threads)
-    block_M, block_N, threads = tiles["block_M"], tiles["block_N"], tiles["threads"]  # noqa: N806
+    block_M, block_N, threads = tiles["block_M"], tiles["block_N"], tiles["threads"]
     num_stages = tiles["num_stages"]
     check_positive(op, block_M=block_M, block_N=block_N, threads=threads)
     sparse = block_mask or 1
@@ -173,8 +175,8 @@ def flash_attention(
     # with a bias the scores are scaled when it is added, else inside exp2
     score_scale = 1.0 if bias else scale * LOG2E
     lowest = lowest_score(score_scale)
-    Q_shape = (seq_q, heads, dim) if varlen else (batch, seq_q, heads, dim)  # noqa: N806
-    K_shape = (seq_kv, kv_heads, dim) if varlen else (batch, seq_kv, kv_heads, dim)  # noqa: N806
+    Q_shape = (seq_q, heads, dim) if varlen else (batch, seq_q, heads, dim)
+    K_shape = (seq_kv, kv_heads, dim) if varlen else (batch, seq_kv, kv_heads, dim)
     lse_shape = (heads, seq_q) if varlen else (batch, heads, seq_q)
     # Whether a key beyond the end can be in a tile: its scores must then be masked.
     ragged_kv = varlen or not isinstance(seq_kv, int) or seq_kv % block_N != 0
@@ -333,8 +335,9 @@ def _scale(sm_scale: float | None, dim: int) -> float:
     if isinstance(sm_scale, bool) or not isinstance(sm_scale, int | float):
         raise TileTypeError(f"flash_attention: sm_scale must be a number, but it is {sm_scale!r}")
     if not (sm_scale > 0 and math.isfinite(sm_scale)):
-        raise TileShapeError(f"flash_attention: sm_scale={sm_scale} must be positive and finite",
-                             advice="negate Q for a negative scale")
+        raise TileShapeError(
+            f"flash_attention: sm_scale={sm_scale} must be positive and finite", advice="negate Q for a negative scale"
+        )
     return float(sm_scale)
 
 
@@ -342,5 +345,7 @@ def _bias_shape(bias, batch: int, heads: int) -> tuple[int, int]:
     if isinstance(bias, bool) or bias is None:
         return (1, heads)
     if not (isinstance(bias, tuple) and len(bias) == 2 and bias[0] in (1, batch) and bias[1] in (1, heads)):
-        raise TileShapeError(f"flash_attention: bias={bias!r} must be True or a pair of 1 or batch={batch} and 1 or heads={heads}")
+        raise TileShapeError(
+            f"flash_attention: bias={bias!r} must be True or a pair of 1 or batch={batch} and 1 or heads={heads}"
+        )
     return bias

@@ -1,7 +1,8 @@
 """Multi-head latent attention decode (DeepSeek-V2, 2024): one query a sequence, keys and values from one latent cache.
 
-The keys are the latent vectors KV beside the rotary part K_pe, the values are KV again, so that a tile of the cache is read
-once for both products. Long sequences are split over CTAs, whose partial results a second kernel combines (flash-decoding).
+The keys are the latent vectors KV beside the rotary part K_pe, the values are KV again, so that a tile of the cache is
+read once for both products. Long sequences are split over CTAs, whose partial results a second kernel combines
+(flash-decoding).
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ def default_tiles(heads: int, dim: int, dtype: str = "bfloat16", target: str = "
     Returns
     -------
     dict
-        block_H (query heads), block_N (cache rows), num_stages, threads. Fewer heads than 64 take the next power of two, at
-        least 16, the instructions' rows; the rows beyond ``heads`` are computed and dropped. At width 512 + 64 two stages of
-        64 cache rows fill the 227 KB of sm_90, of 32 rows the 163 KB of sm_80.
+        block_H (query heads), block_N (cache rows), num_stages, threads. Fewer heads than 64 take the next power of
+        two, at least 16, the instructions' rows; the rows beyond ``heads`` are computed and dropped. At width 512 + 64
+        two stages of 64 cache rows fill the 227 KB of sm_90, of 32 rows the 163 KB of sm_80.
     """
     tiles = {"block_H": max(16, min(64, next_power_of_two(heads))), "block_N": 64, "num_stages": 2, "threads": 256}
     if target == "cpu":
@@ -65,7 +66,7 @@ def default_tiles(heads: int, dim: int, dtype: str = "bfloat16", target: str = "
     return tiles
 
 
-def default_splits(batch: int, heads: int, kv_len: int, block_H: int, block_N: int, workers: int = 132) -> int:  # noqa: N803
+def default_splits(batch: int, heads: int, kv_len: int, block_H: int, block_N: int, workers: int = 132) -> int:
     """Slices of the cache that keep all workers (SMs, cores) busy without slices shorter than four tiles.
 
     Parameters
@@ -96,26 +97,27 @@ def flash_mla(
     finite_cache: bool = False,
     num_splits: int | None = 1,
     sm_scale: float | None = None,
-    block_H: int | None = None,  # noqa: N803
-    block_N: int | None = None,  # noqa: N803
+    block_H: int | None = None,
+    block_N: int | None = None,
     num_stages: int | None = None,
     threads: int | None = None,
     target=None,
 ) -> tirx.PrimFunc:
-    """``Output = softmax(sm_scale (Q KV^T + Q_pe K_pe^T)) KV`` over the first ``Lengths[b]`` rows of each sequence's cache.
+    """``Output = softmax(sm_scale (Q KV^T + Q_pe K_pe^T)) KV`` over the valid rows of each sequence's cache.
 
     The function's parameters are ``Q, [Q_pe], KV, [K_pe], [BlockTable], Lengths, [glse, Output_partial], Output, Lse``:
 
     - Q ``[batch, heads, dim]`` and Q_pe ``[batch, heads, pe_dim]``, or with ``packed`` one Q of width dim + pe_dim
-    - KV ``[batch, kv_len, kv_heads, dim]`` and K_pe ``[batch, kv_len, kv_heads, pe_dim]``, or with ``packed`` one cache of width
-      dim + pe_dim; with ``page_size`` the leading dimensions are ``[num_pages, page_size]``
+    - KV ``[batch, kv_len, kv_heads, dim]`` and K_pe ``[batch, kv_len, kv_heads, pe_dim]``, or with ``packed`` one cache
+      of width dim + pe_dim; with ``page_size`` the leading dimensions are ``[num_pages, page_size]``
     - BlockTable int32 ``[batch, ceil(kv_len / page_size)]``: the page that holds each piece of a sequence
-    - Lengths int32 ``[batch]``, each from 0 to kv_len
-    - glse ``[batch, heads, num_splits]`` and Output_partial ``[batch, heads, num_splits, dim]``, float32: workspaces with
-      ``num_splits > 1``, which the caller allocates
+    - Lengths int32 ``[batch]``, each from 0 to kv_len: the valid rows, the first ones
+    - glse ``[batch, heads, num_splits]`` and Output_partial ``[batch, heads, num_splits, dim]``, float32: workspaces
+      with ``num_splits > 1``, which the caller allocates
     - Output ``[batch, heads, dim]`` and Lse ``[batch, heads]`` in float32 (natural logarithm)
 
-    A sequence of length 0 gives 0, and -inf in Lse. What is stored in the cache beyond a sequence's length does not matter.
+    A sequence of length 0 gives 0, and -inf in Lse. What is stored in the cache beyond a sequence's length does not
+    matter.
 
     Parameters
     ----------
@@ -132,11 +134,11 @@ def flash_mla(
     packed : bool
         One query tensor and one cache tensor, the rotary part last.
     page_size, num_pages : int, optional
-        A paged cache: rows of a page (a multiple of block_N) and number of pages (``batch * ceil(kv_len / page_size)`` by
-        default).
+        A paged cache: rows of a page (a multiple of block_N) and number of pages (``batch * ceil(kv_len / page_size)``
+        by default).
     finite_cache : bool
-        The caller promises that the cache holds no NaN or infinity beyond the lengths, which saves the kernel from clearing
-        these rows of a tile.
+        The caller promises that the cache holds no NaN or infinity beyond the lengths, which saves the kernel from
+        clearing these rows of a tile.
     num_splits : int, optional
         Slices of a sequence that run in parallel; None chooses by :func:`default_splits`.
     sm_scale : float, optional
@@ -159,11 +161,13 @@ def flash_mla(
         raise TileShapeError(f"{op}: kv_heads={kv_heads} does not divide heads={heads}")
     for name, size in (("dim", dim), ("pe_dim", pe_dim)):
         if size % 16:
-            raise TileShapeError(f"{op}: {name}={size} is not a multiple of 16", advice=f"pad it with zeros to {-(-size // 16) * 16}")
+            raise TileShapeError(
+                f"{op}: {name}={size} is not a multiple of 16", advice=f"pad it with zeros to {-(-size // 16) * 16}"
+            )
     kv_group_num = heads // kv_heads
     tiles = default_tiles(kv_group_num, dim, dtype, "sm_90" if target is None else target_class(target))
     tiles = pick(tiles, block_H=block_H, block_N=block_N, num_stages=num_stages, threads=threads)
-    block_H, block_N, threads = tiles["block_H"], tiles["block_N"], tiles["threads"]  # noqa: N806
+    block_H, block_N, threads = tiles["block_H"], tiles["block_N"], tiles["threads"]
     num_stages = tiles["num_stages"]
     check_positive(op, block_H=block_H, block_N=block_N, threads=threads)
     page_size, num_pages, table = _pages(page_size, num_pages, batch, kv_len, block_N)
@@ -177,7 +181,7 @@ def flash_mla(
 
     paged = page_size is not None
     # heads of one head of the cache that a CTA handles, and CTAs for all heads
-    valid_block_H = divisor_tile(kv_group_num, block_H)  # noqa: N806
+    valid_block_H = divisor_tile(kv_group_num, block_H)
     blocks = heads // valid_block_H
     accum_dtype = "float32"
     scale = float(sm_scale if sm_scale is not None else (dim + pe_dim) ** -0.5) * LOG2E
@@ -241,9 +245,7 @@ def flash_mla(
                 else:
                     T.copy(KV[bid, start : start + block_N, cur_kv_head, 0:dim], KV_shared)
                     T.copy(K_rope[bid, start : start + block_N, cur_kv_head, pe : pe + pe_dim], K_pe_shared)
-                T.gemm(
-                    Q_shared, KV_shared, acc_s, transpose_B=True, policy=T.GemmWarpPolicy.FullCol, clear_accum=True
-                )
+                T.gemm(Q_shared, KV_shared, acc_s, transpose_B=True, policy=T.GemmWarpPolicy.FullCol, clear_accum=True)
                 T.gemm(Q_pe_shared, K_pe_shared, acc_s, transpose_B=True, policy=T.GemmWarpPolicy.FullCol)
                 if start + block_N > seqlen_kv:
                     for i, j in T.Parallel(block_H, block_N):
@@ -304,7 +306,7 @@ def flash_mla(
     return finish(flash_mla, optional=("Q_pe", "K_pe", "BlockTable", "glse", "Output_partial"))
 
 
-def _pages(page_size, num_pages, batch: int, kv_len, block_N: int):  # noqa: N803
+def _pages(page_size, num_pages, batch: int, kv_len, block_N: int):
     """(page_size, num_pages, columns of the block table); (None, None, 1) for a dense cache."""
     if page_size is None:
         if num_pages is not None:
@@ -314,8 +316,10 @@ def _pages(page_size, num_pages, batch: int, kv_len, block_N: int):  # noqa: N80
     if not isinstance(kv_len, int):
         raise TileTypeError("flash_mla: a paged cache needs an int kv_len, the most rows of a sequence")
     if page_size % block_N:
-        raise TileShapeError(f"flash_mla: page_size={page_size} is not a multiple of block_N={block_N}",
-                             advice=f"use block_N={divisor_tile(page_size, block_N)}")
+        raise TileShapeError(
+            f"flash_mla: page_size={page_size} is not a multiple of block_N={block_N}",
+            advice=f"use block_N={divisor_tile(page_size, block_N)}",
+        )
     columns = -(-kv_len // page_size)
     if num_pages is None:
         num_pages = batch * columns

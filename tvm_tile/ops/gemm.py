@@ -32,8 +32,8 @@ def default_tiles(m, n, k, dtype: str = "float16", target: str = "sm_80") -> dic
     -------
     dict
         block_M, block_N, block_K, num_stages, threads. On GPUs a 128 x 128 tile with 128 bytes of K a row (the widest
-        swizzle) and four warps a 64 rows; on CPUs larger tiles, since they live in the L2 cache: one packed B tile serves
-        many rows. Small sizes shrink the tile to the next power of two.
+        swizzle) and four warps a 64 rows; on CPUs larger tiles, since they live in the L2 cache: one packed B tile
+        serves many rows. Small sizes shrink the tile to the next power of two.
     """
     size = {name: value if isinstance(value, int) else 1 << 20 for name, value in (("m", m), ("n", n), ("k", k))}
     bytes_each = {"float32": 4, "float16": 2, "bfloat16": 2}.get(dtype, 1)
@@ -67,9 +67,9 @@ def gemm(
     bias: bool = False,
     split_k: int = 1,
     precision: str = "ieee",
-    block_M: int | None = None,  # noqa: N803
-    block_N: int | None = None,  # noqa: N803
-    block_K: int | None = None,  # noqa: N803
+    block_M: int | None = None,
+    block_N: int | None = None,
+    block_K: int | None = None,
     num_stages: int | None = None,
     threads: int | None = None,
     policy=T.GemmWarpPolicy.Square,
@@ -78,10 +78,10 @@ def gemm(
 ) -> tirx.PrimFunc:
     """``C[m, n] = op(A) op(B) + bias``.
 
-    The function's parameters are ``A, B, [bias (n,)], [partial (split_k, m, n)], C``. A is ``(m, k)``, or ``(k, m)`` with
-    ``trans_a``; B is ``(n, k)`` with ``trans_b``, else ``(k, n)``. With ``split_k > 1`` each slice of K is summed into
-    ``partial``, a workspace that the caller allocates in ``accum_dtype``, and a second kernel adds the slices in a fixed
-    order.
+    The function's parameters are ``A, B, [bias (n,)], [partial (split_k, m, n)], C``. A is ``(m, k)``, or ``(k, m)``
+    with ``trans_a``; B is ``(n, k)`` with ``trans_b``, else ``(k, n)``. With ``split_k > 1`` each slice of K is summed
+    into ``partial``, a workspace that the caller allocates in ``accum_dtype``, and a second kernel adds the slices in a
+    fixed order.
 
     Parameters
     ----------
@@ -116,18 +116,24 @@ def gemm(
     accum = check_dtype("gemm", "accum_dtype", accum, ("int32",) if integer else ("float32", "float16"))
     out = check_dtype("gemm", "out_dtype", out_dtype or _OUT.get(dtype, dtype), _OUT_CHOICES)
     if integer != (out == "int32"):
-        raise TileTypeError(f"gemm: out_dtype={out!r} does not fit dtype={dtype!r}", advice="int8 sums are int32, others floats")
+        raise TileTypeError(
+            f"gemm: out_dtype={out!r} does not fit dtype={dtype!r}", advice="int8 sums are int32, others floats"
+        )
     m, n, k = dimension("gemm", "m", m), dimension("gemm", "n", n), dimension("gemm", "k", k)
     tiles = default_tiles(m, n, k, dtype, "sm_80" if target is None else target_class(target))
     tiles = pick(tiles, block_M=block_M, block_N=block_N, block_K=block_K, num_stages=num_stages, threads=threads)
-    block_M, block_N, block_K = tiles["block_M"], tiles["block_N"], tiles["block_K"]  # noqa: N806
+    block_M, block_N, block_K = tiles["block_M"], tiles["block_N"], tiles["block_K"]
     num_stages, threads = tiles["num_stages"], tiles["threads"]
-    check_positive("gemm", split_k=split_k, block_M=block_M, block_N=block_N, block_K=block_K, threads=threads, panel=panel)
+    check_positive(
+        "gemm", split_k=split_k, block_M=block_M, block_N=block_N, block_K=block_K, threads=threads, panel=panel
+    )
     if isinstance(k, int) and split_k > -(-k // block_K):
-        raise TileShapeError(f"gemm: split_k={split_k}, but K = {k} has only {-(-k // block_K)} tiles of block_K = {block_K}",
-                             advice="split K less, or lower block_K")
-    A_shape, A_tile = ((k, m), (block_K, block_M)) if trans_a else ((m, k), (block_M, block_K))  # noqa: N806
-    B_shape, B_tile = ((n, k), (block_N, block_K)) if trans_b else ((k, n), (block_K, block_N))  # noqa: N806
+        raise TileShapeError(
+            f"gemm: split_k={split_k}, but K = {k} has only {-(-k // block_K)} tiles of block_K = {block_K}",
+            advice="split K less, or lower block_K",
+        )
+    A_shape, A_tile = ((k, m), (block_K, block_M)) if trans_a else ((m, k), (block_M, block_K))
+    B_shape, B_tile = ((n, k), (block_N, block_K)) if trans_b else ((k, n), (block_K, block_N))
 
     @T.prim_func
     def gemm(
@@ -145,7 +151,9 @@ def gemm(
             T.clear(C_local)
             steps = T.ceildiv(k, block_K)
             each = T.ceildiv(steps, split_k)  # K tiles of a slice; the last slices may have fewer, or none
-            for ko in T.Pipelined(T.max(T.min(each, steps - bz * each), 0) if split_k > 1 else steps, num_stages=num_stages):
+            for ko in T.Pipelined(
+                T.max(T.min(each, steps - bz * each), 0) if split_k > 1 else steps, num_stages=num_stages
+            ):
                 k0 = (bz * each + ko) * block_K
                 if trans_a:
                     T.copy(A[k0, by * block_M], A_shared)

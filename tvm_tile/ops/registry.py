@@ -40,7 +40,9 @@ def get(name: str) -> OpSpec:
     """
     if name not in _SPECS:
         near = difflib.get_close_matches(name, _SPECS, n=1)
-        raise TileError(f"unknown op {name!r}", advice=(f"did you mean {near[0]!r}? " if near else "") + f"ops: {', '.join(_SPECS)}")
+        raise TileError(
+            f"unknown op {name!r}", advice=(f"did you mean {near[0]!r}? " if near else "") + f"ops: {', '.join(_SPECS)}"
+        )
     module, attribute = _SPECS[name]
     return getattr(importlib.import_module(f".specs.{module}", __package__), attribute)()
 
@@ -57,11 +59,11 @@ class OpSpec:
     dtypes : list of str
         Possible dtypes, the default one first.
     tunables : dict of str to list
-        Parameters of the factory that change speed only, each with values worth trying; their meaning is in the factory's
-        documentation.
+        Parameters of the factory that change speed only, each with values worth trying; their meaning is in the
+        factory's documentation.
     peers : dict of str to callable
-        Implementations to compare with: ``peer(shape, dtype, tensors)`` returns a function without arguments that computes
-        the op with torch on the same tensors.
+        Implementations to compare with: ``peer(shape, dtype, tensors)`` returns a function without arguments that
+        computes the op with torch on the same tensors.
     """
 
     name: str
@@ -130,7 +132,9 @@ class OpSpec:
         """The untuned values of the tunables for a class of targets (``"cpu"``, ``"sm_80"``, ``"sm_90"``)."""
         return {}
 
-    def make(self, shape: Mapping[str, Any] | None = None, dtype: str | None = None, target=None, **tunables) -> tirx.PrimFunc:
+    def make(
+        self, shape: Mapping[str, Any] | None = None, dtype: str | None = None, target=None, **tunables
+    ) -> tirx.PrimFunc:
         """The op's kernel.
 
         Parameters
@@ -147,7 +151,9 @@ class OpSpec:
         dtype = check_dtype(self.name, "dtype", self.dtypes[0] if dtype is None else dtype, self.dtypes)
         for key in tunables:
             if key not in self.tunables:
-                raise TileError(f"{self.name} has no tunable {key!r}", advice=f"it has {', '.join(self.tunables) or 'none'}")
+                raise TileError(
+                    f"{self.name} has no tunable {key!r}", advice=f"it has {', '.join(self.tunables) or 'none'}"
+                )
         return self.build(self.complete(shape), dtype, target_class(target), **tunables)
 
     def inputs(self, shape: Mapping[str, Any], dtype: str, device="cpu", generator=None) -> tuple[list, list[int]]:

@@ -49,11 +49,13 @@ class FlashAttention(OpSpec):
 
     def build(self, shape, dtype, target, **tunables):
         """The kernel; with varlen the total lengths are symbolic."""
-        options = {key: shape[key] for key in ("batch", "heads", "kv_heads", "dim", "causal", "window", "block_mask", "bias")}
-        lengths = {"seq_q": None, "seq_kv": None} if shape["varlen"] else {"seq_q": shape["seq"], "seq_kv": shape["seq_kv"]}
-        return flash_attention(
-            **options, **lengths, varlen=shape["varlen"], dtype=dtype, target=target, **tunables
+        options = {
+            key: shape[key] for key in ("batch", "heads", "kv_heads", "dim", "causal", "window", "block_mask", "bias")
+        }
+        lengths = (
+            {"seq_q": None, "seq_kv": None} if shape["varlen"] else {"seq_q": shape["seq"], "seq_kv": shape["seq_kv"]}
         )
+        return flash_attention(**options, **lengths, varlen=shape["varlen"], dtype=dtype, target=target, **tunables)
 
     def arguments(self, shape, dtype, generator):
         """Q, K, V, [CuQ, CuK], [Bias], [BlockMask], Out, Lse."""
@@ -155,7 +157,7 @@ class FlashAttention(OpSpec):
 
     @property
     def peers(self):
-        """``torch``: scaled_dot_product_attention, whichever backend it picks; ``torch_flash``: its FlashAttention-2."""
+        """``torch``: scaled_dot_product_attention as it chooses; ``torch_flash``: its FlashAttention-2 backend."""
         return {"torch": self._sdpa, "torch_flash": self._flash}
 
     def _sdpa(self, shape, dtype, tensors):

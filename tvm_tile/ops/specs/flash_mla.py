@@ -113,7 +113,9 @@ class FlashMLA(OpSpec):
             for g in range(shape["kv_heads"]):
                 heads = slice(g * group, (g + 1) * group)
                 keys = cache[:, g].to(wide)
-                out[b, heads], lse[b, heads] = plain_attention(q[b, heads].to(wide), keys, keys[:, : shape["dim"]], scale)
+                out[b, heads], lse[b, heads] = plain_attention(
+                    q[b, heads].to(wide), keys, keys[:, : shape["dim"]], scale
+                )
         return [out, lse]
 
     def tolerance(self, shape, dtype):
@@ -151,7 +153,9 @@ class FlashMLA(OpSpec):
             cache[b, : rows.shape[0]] = rows
         lengths = torch.tensor([rows.shape[0] for rows in caches], device=q.device)
         seen = torch.arange(shape["kv_len"], device=q.device)[None, :] < lengths[:, None]
-        bias = torch.zeros(seen.shape, dtype=q.dtype, device=q.device).masked_fill(~seen, float("-inf"))[:, None, None, :]
+        bias = torch.zeros(seen.shape, dtype=q.dtype, device=q.device).masked_fill(~seen, float("-inf"))[
+            :, None, None, :
+        ]
         keys = cache.permute(0, 2, 3, 1)
         values = cache[..., :dim].transpose(1, 2)
         query = q.view(batch, shape["kv_heads"], group, width) * width**-0.5
