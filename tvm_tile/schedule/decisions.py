@@ -1,0 +1,209 @@
+"""Decisions as annotations: the one place that knows how they are written and read back.
+
+Annotations of a tile function that was decided (nested values are JSON text, which prints, survives ``save_json`` and may
+be an argument of ``Schedule.annotate``):
+
+=====================  =================  ==========================================================================
+annotation             on                 meaning
+=====================  =================  ==========================================================================
+``tile.fragments``     kernel block       {buffer: Fragment} of every fragment and every view of one
+``tile.shared``        kernel block       {buffer: SharedLayout of one copy} of every shared tile and view
+``tile.raster``        kernel block       [panel, order]: the grid is visited in panels
+``tile.instruction``   gemm block         [family, A, B, C, m, n, k]; family mma, wgmma or fma (CUDA cores, 1 x 1 x 1)
+``tile.partition``     gemm block         WarpPartition (mma, wgmma)
+``tile.copy``          copy block         {"kind": ..., "vector": elements an access}, see :class:`CopyPlan`
+``tile.loop``          element-wise,      Fragment over the *axes* of the operation (their order, not the buffer's): its
+                       copy, reduce       ``coords(thread, register)`` are the axes' values
+``tile.window``        same               fragment that is visited as a whole because the operation uses a slice of it:
+                                          ``tile.loop`` is then that buffer's own layout over the *buffer's dimensions*;
+                                          axis value = coordinate - start of the slice, and what lies outside of the
+                                          slice is skipped
+``tile.vector``        same               elements that consecutive accesses of the last axis may be joined to
+``tile.chunks``        same               axes whose extent is symbolic: ``tile.loop`` covers one chunk of them, and the
+                                          operation repeats serially until the extent is covered (the rest predicated)
+``tile.convert``       same, gemm         fragments that are not at hand in ``tile.loop``: they pass through shared memory
+``tile.pipeline``      pipelined loop     {"stages", "buffers", "producers"[, "order", "stage"]}
+``tile.alignment``     function attribute {parameter: bytes} that the base pointer has to be aligned to
+``tile.decisions``     function attribute the log: [[kernel, subject, rule, decision, why], ...]
+=====================  =================  ==========================================================================
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ..ir.kernels import plain
+from ..layout import Fragment, Instruction, SharedLayout, WarpPartition, find_instruction
+
+__all__ = [
+    "COPY_KINDS", "CopyPlan", "PipelineDecision", "encode", "read_alignment", "read_chunks", "read_convert", "read_copy",
+    "read_fragments", "read_instruction", "read_log", "read_loop", "read_partition", "read_pipeline", "read_raster",
+    "read_shared", "read_vector", "read_window",
+]  # fmt: skip
+
+COPY_KINDS = ("cp.async", "vector", "scalar", "ldmatrix", "stmatrix", "registers", "staged", "tma")
+
+
+@dataclass(frozen=True)
+class CopyPlan:
+    """How a copy moves its elements.
+
+    Attributes
+    ----------
+    kind : str
+        ``cp.async`` (global to shared), ``vector``, ``scalar``, ``ldmatrix`` (shared to fragment), ``stmatrix`` (fragment
+        to shared), ``registers`` (fragment to fragment without communication), ``staged`` (through shared scratch) or
+        ``tma``.
+    vector : int
+        Elements an access.
+    """
+
+    kind: str
+    vector: int = 1
+
+    def to_json(self) -> dict:
+        """A JSON-able dictionary."""
+        return {"kind": self.kind, "vector": self.vector}
+
+
+@dataclass(frozen=True)
+class PipelineDecision:
+    """Plan of a pipelined loop.
+
+    Attributes
+    ----------
+    stages : int
+        Iterations in flight; 1 for no overlap.
+    buffers : dict
+        Shared buffer -> number of copies.
+    producers : tuple of str
+        Copy blocks that are issued ahead.
+    order, stage : tuple of int or None
+        A manual schedule: one entry a statement of the body.
+    """
+
+    stages: int
+    buffers: dict = field(default_factory=dict)
+    producers: tuple = ()
+    order: tuple | None = None
+    stage: tuple | None = None
+
+    def to_json(self) -> dict:
+        """A JSON-able dictionary."""
+        data: dict = {"stages": self.stages, "buffers": dict(self.buffers), "producers": list(self.producers)}
+        if self.stage is not None:
+            data["order"], data["stage"] = list(self.order or range(len(self.stage))), list(self.stage)
+        return data
+
+
+def encode(value) -> str:
+    """A value as annotation text."""
+    if hasattr(value, "to_json"):
+        value = value.to_json()
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _notes(holder) -> Mapping:
+    """Annotations of a block, loop or operation, or a mapping as it is."""
+    return holder if isinstance(holder, Mapping) or hasattr(holder, "items") else holder.annotations
+
+
+def _decode(holder, key: str):
+    notes = _notes(holder)
+    if key not in notes:
+        return None
+    value = plain(notes[key])
+    return json.loads(value) if isinstance(value, str) else value
+
+
+def _layouts(holder, key: str, kind) -> dict:
+    data = _decode(holder, key) or {}
+    return {name: kind.from_json(json.loads(v) if isinstance(v, str) else v) for name, v in data.items()}
+
+
+def read_fragments(block) -> dict[str, Fragment]:
+    """Buffer name -> layout of a kernel's fragments."""
+    return _layouts(block, "tile.fragments", Fragment)
+
+
+def read_shared(block) -> dict[str, SharedLayout]:
+    """Buffer name -> layout (one copy) of a kernel's shared tiles."""
+    return _layouts(block, "tile.shared", SharedLayout)
+
+
+def read_raster(block) -> tuple[int, str] | None:
+    """(panel, order) in which a kernel's grid is visited, None for launch order."""
+    data = _decode(block, "tile.raster")
+    return None if not data else (int(data[0]), str(data[1]))
+
+
+def read_instruction(annotations) -> Instruction | None:
+    """The tensor-core instruction of a gemm block; None for the CUDA cores (``fma``)."""
+    data = _decode(annotations, "tile.instruction")
+    if not data or data[0] == "fma":
+        return None
+    family, a, b, c, _, n, k = data
+    sm = 90 if family == "wgmma" else 89  # what the rule chose exists; the table's newest mma entries are of sm_89
+    return find_instruction(family, a, b, c, sm, k).with_n(n)
+
+
+def read_partition(annotations) -> WarpPartition | None:
+    """How warps split a gemm block's output; None for the CUDA cores."""
+    data = _decode(annotations, "tile.partition")
+    return None if data is None else WarpPartition.from_json(data)
+
+
+def read_copy(annotations) -> CopyPlan | None:
+    """How a copy block moves its elements."""
+    data = _decode(annotations, "tile.copy")
+    return None if data is None else CopyPlan(str(data["kind"]), int(data.get("vector", 1)))
+
+
+def read_loop(annotations) -> Fragment | None:
+    """Layout in which an operation's iteration space is visited."""
+    data = _decode(annotations, "tile.loop")
+    return None if data is None else Fragment.from_json(data)
+
+
+def read_window(annotations) -> str | None:
+    """The fragment that is visited as a whole because the operation uses a slice of it."""
+    value = _notes(annotations).get("tile.window")
+    return None if value is None else str(plain(value))
+
+
+def read_vector(annotations) -> int:
+    """Elements of the last axis that one access to global or shared memory may join."""
+    value = _notes(annotations).get("tile.vector")
+    return 1 if value is None else int(plain(value))
+
+
+def read_chunks(annotations) -> list[int]:
+    """Axes of symbolic extent, which are visited chunk by chunk."""
+    return [int(v) for v in _decode(annotations, "tile.chunks") or []]
+
+
+def read_convert(annotations) -> list[str]:
+    """Fragments of an operation that are not at hand in its loop."""
+    return [str(v) for v in _decode(annotations, "tile.convert") or []]
+
+
+def read_pipeline(annotations) -> dict | None:
+    """A loop's plan as a dictionary (see :class:`PipelineDecision`), None where nothing overlaps."""
+    return _decode(annotations, "tile.pipeline")
+
+
+def _attribute(func, key: str):
+    attrs = func.attrs
+    return json.loads(str(attrs[key])) if attrs is not None and key in attrs else None
+
+
+def read_alignment(func) -> dict[str, int]:
+    """Parameter -> bytes that its base pointer has to be aligned to."""
+    return {k: int(v) for k, v in (_attribute(func, "tile.alignment") or {}).items()}
+
+
+def read_log(func) -> list[list[str]]:
+    """The decision log of a decided function: [kernel, subject, rule, decision, why] each."""
+    return _attribute(func, "tile.decisions") or []
