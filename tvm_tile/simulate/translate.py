@@ -260,7 +260,7 @@ def _find_kernels(source: str) -> list[Kernel]:
                 continue
             p = p.replace("__grid_constant__", "").replace("__restrict__", "").strip()
             mm = re.match(r"(.*?[\s*&])(\w+)$", p)
-            params.append((" ".join(mm.group(1).replace("const CUtensorMap", "CUtensorMap").split()), mm.group(2)))
+            params.append((" ".join(mm.group(1).split()).replace("const CUtensorMap", "CUtensorMap"), mm.group(2)))
         kernels.append(Kernel(m.group(2), tuple(params), int(m.group(1) or 0)))
     return kernels
 
