@@ -93,7 +93,9 @@ def _cuobjdump() -> Finding:
     path = find_cuobjdump()
     if path:
         return Finding("cuobjdump", "ok", path)
-    return Finding("cuobjdump", "absent", "not found", "pip install nvidia-cuda-cuobjdump (kernel.sass)")
+    return Finding(
+        "cuobjdump", "absent", "not found", "pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm (kernel.sass)"
+    )
 
 
 def _gpu() -> list[Finding]:

@@ -73,8 +73,8 @@ def compile(  # noqa: A001  the public name
         ensure_cuda_runtime()
 
     if not cache or find_cc() is None:
-        folder = Path(tempfile.mkdtemp(prefix="tvm_tile_"))
-        keep = _RemovedWithKernel(folder)
+        keep = tempfile.TemporaryDirectory(prefix="tvm_tile_")
+        folder = Path(keep.name)
         data, module = _build(tvm, func, name, where, lowering, folder)
         return _kernel(disk.Entry(folder, data), start, cached=False, module=module, keep=keep)
 
@@ -91,16 +91,6 @@ def compile(  # noqa: A001  the public name
         raise
     disk.prune()
     return _kernel(entry, start, cached=False)
-
-
-class _RemovedWithKernel:
-    """Removes the folder of a kernel that is not cached when the kernel goes."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __del__(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _single_function(func_or_module, name: str | None):

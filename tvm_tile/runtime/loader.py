@@ -80,13 +80,12 @@ def read_metadata(path: Path) -> dict:
 
 def open_library(path: Path, signature: Signature):
     """The kernel's function in a library; TVM's CUDA runtime is loaded when the kernel needs it."""
-    if signature.device == "cuda":
-        from .tvm_setup import ensure_cuda_runtime
+    from .tvm_setup import ensure_cuda_runtime, load_runtime_libraries, use_all_cores
 
+    use_all_cores()
+    if signature.device == "cuda":
         ensure_cuda_runtime()
     elif "tvm" not in sys.modules:
-        from .tvm_setup import load_runtime_libraries
-
         load_runtime_libraries()
     module = tvm_ffi.load_module(str(Path(path).resolve()))
     return module.get_function(signature.name)

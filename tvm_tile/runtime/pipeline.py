@@ -5,6 +5,7 @@ Importing this module registers it, for ``tvm.compile(module, target, tir_pipeli
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import tvm
@@ -22,21 +23,23 @@ __all__ = ["NAME", "element_aligned", "observe", "register"]
 NAME = "tvm_tile"
 LOWERING_ATTR = "tile.lowering"
 
-_observers: list[Callable[[tvm.IRModule], None]] = []
+# Per thread: another thread's build must not be seen.
+_local = threading.local()
 
 
 class observe:
-    """Calls ``see(module)`` with each module after host and device code were split, inside the ``with``."""
+    """Calls ``see(module)`` with each module after host and device code were split, that this thread builds inside the ``with``."""
 
     def __init__(self, see: Callable[[tvm.IRModule], None]) -> None:
         self.see = see
 
     def __enter__(self) -> observe:
-        _observers.append(self.see)
+        self.previous = getattr(_local, "see", None)
+        _local.see = self.see
         return self
 
     def __exit__(self, *_exc) -> None:
-        _observers.remove(self.see)
+        _local.see = self.previous
 
 
 def element_aligned(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -210,7 +213,8 @@ def _pipeline_factory():
         result = tvm.IRModule(functions, attrs=mod.attrs)
         if any(_target_of(f).kind.name == "cuda" for f in functions.values() if isinstance(f, tirx.PrimFunc)):
             install_callback()
-        for see in list(_observers):
+        see = getattr(_local, "see", None)
+        if see is not None:
             see(result)
         return result
 

@@ -40,6 +40,9 @@ TILE_KEY = "tvm_tile"
 PLAIN_KEY = "tvm_tile_plain"
 
 _COMMON_FLAGS = ("-O3", "-std=c++17", "--expt-relaxed-constexpr", "-diag-suppress=177,1046", "-Xptxas", "-v")
+DISASSEMBLERS = (
+    "install the CUDA toolkit's binary utilities, or: pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm"
+)
 _TILE_FLAGS = ("--use_fast_math",)
 
 
@@ -249,14 +252,17 @@ def to_sass(binary: bytes) -> str:
     if tool is None:
         raise ToolchainError(
             "disassembly needs cuobjdump, which is neither on PATH nor beside nvcc",
-            advice="install the CUDA toolkit's binary utilities, or: pip install nvidia-cuda-cuobjdump",
+            advice=DISASSEMBLERS,
         )
     with tempfile.TemporaryDirectory(prefix="tvm_tile_sass_") as folder:
         path = os.path.join(folder, "kernel.fatbin")
         Path(path).write_bytes(binary)
-        result = subprocess.run([tool, "-sass", path], capture_output=True, text=True, timeout=300)
+        # cuobjdump looks for nvdisasm on PATH; the wheels put both into one folder.
+        environment = {**os.environ, "PATH": f"{os.path.dirname(tool)}{os.pathsep}{os.environ.get('PATH', '')}"}
+        command = [tool, "-sass", path]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     if result.returncode != 0:
-        raise ToolchainError(f"cuobjdump failed: {result.stderr.strip()[:500]}")
+        raise ToolchainError(f"cuobjdump failed: {result.stderr.strip()[:500]}", advice=DISASSEMBLERS)
     return result.stdout
 
 
