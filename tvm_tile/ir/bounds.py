@@ -46,7 +46,6 @@ class _Guard:
         self.analyzer = Analyzer()
         self.op: str | None = None
         self.safe: dict[str, object] = {}
-        self.safe_op: str | None = None
         self.spans: list = [None]
         self.conditions = 0
         self.ranges: dict[Var, tuple] = {}
@@ -59,22 +58,32 @@ class _Guard:
         with contextlib.ExitStack() as stack:
             # T.assume conditions stand in front of the kernels
             walk(
-                self.func.body, (tirx.AssertStmt, lambda a: stack.enter_context(self.analyzer.constraint_scope(a.condition)))
+                self.func.body,
+                (tirx.AssertStmt, lambda a: stack.enter_context(self.analyzer.constraint_scope(a.condition))),
             )
-            return rewrite(
-                self.func,
-                [
-                    (For, self.on_for),
-                    (SBlockRealize, self.on_realize),
-                    (SBlock, self.on_block),
-                    (IfThenElse, self.on_if),
-                    (Bind, self.on_bind),
-                    (BufferStore, self.on_store),
-                    (Evaluate, self.on_evaluate),
-                    (TensorLoad, self.on_load),
-                    (tvm.ir.Call, self.on_call),
-                ],
-            )
+            statements = [
+                (For, self.on_for),
+                (SBlockRealize, self.on_realize),
+                (SBlock, self.on_block),
+                (IfThenElse, self.on_if),
+                (Bind, self.on_bind),
+                (BufferStore, self.on_store),
+                (Evaluate, self.on_evaluate),
+            ]
+            expressions = [(TensorLoad, self.on_load), (tvm.ir.Call, self.on_call)]
+            return rewrite(self.func, [*((kind, self._located(handler)) for kind, handler in statements), *expressions])
+
+    def _located(self, handler):
+        """The handler, with the statement's place on the stack of places for errors."""
+
+        def handle(stmt, m):
+            self.spans.append(getattr(stmt, "span", None) or self.spans[-1])
+            try:
+                return handler(stmt, m)
+            finally:
+                self.spans.pop()
+
+        return handle
 
     def _non_negative(self, var) -> None:
         if str(var.ty.dtype).startswith("int") and not is_buffer_var(var):
@@ -87,15 +96,13 @@ class _Guard:
         start, extent = m.mutate(loop.min), m.mutate(loop.extent)
         self.analyzer.bind(loop.loop_var, Range.from_min_extent(start, extent))
         self.ranges[loop.loop_var] = (loop.min, loop.extent)
-        self.spans.append(loop.span or self.spans[-1])
-        try:
-            body = m.mutate(loop.body)
-        finally:
-            self.spans.pop()
-        return For(loop.loop_var, start, extent, loop.kind, body, loop.thread_binding, loop.annotations, loop.step, loop.span)
+        body = m.mutate(loop.body)
+        return For(
+            loop.loop_var, start, extent, loop.kind, body, loop.thread_binding, loop.annotations, loop.step, loop.span
+        )
 
     def on_realize(self, realize, m):
-        for axis, value in zip(realize.block.iter_vars, realize.iter_values):
+        for axis, value in zip(realize.block.iter_vars, realize.iter_values, strict=False):
             self.analyzer.bind(axis.var, value)
             if value in self.ranges:
                 self.ranges[axis.var] = self.ranges[value]
@@ -103,18 +110,17 @@ class _Guard:
 
     def on_block(self, block, m):
         annotations = block.annotations
-        saved = self.op, self.safe, self.safe_op
+        saved = self.op, self.safe
         if "tile.kernel" in annotations:
             self.safe = {str(k): str(v) for k, v in dict(annotations.get("tile.safe_values", {})).items()}
         if "tile.op" in annotations:
             self.op = str(annotations["tile.op"])
-            self.safe_op = str(annotations["tile.safe_value"]) if "tile.safe_value" in annotations else None
         try:
             # reads and writes keep the regions the builder found: the guards only narrow them
             body = m.mutate(block.body)
             init = None if block.init is None else m.mutate(block.init)
         finally:
-            self.op, self.safe, self.safe_op = saved
+            self.op, self.safe = saved
         return SBlock(block.iter_vars, block.reads, block.writes, block.name_hint, body, init, block.alloc_buffers,
                       block.match_buffers, annotations, block.span)  # fmt: skip
 
@@ -149,7 +155,7 @@ class _Guard:
     # ---- accesses
 
     def on_store(self, store, m):
-        indices = [m.mutate(i) for i in store.indices]
+        indices = self._indices(store.buffer, [m.mutate(i) for i in store.indices])
         value = m.mutate(store.value)
         condition = self._condition(store.buffer, indices, f"the store to {store.buffer.name}")
         out = BufferStore(store.buffer, value, indices, span=store.span)
@@ -158,7 +164,7 @@ class _Guard:
     def on_load(self, load, m):
         if not is_buffer_var(load.source):
             return m.default_mutate(load)
-        indices = [m.mutate(i) for i in load.indices]
+        indices = self._indices(load.source, [m.mutate(i) for i in load.indices])
         out = tirx.BufferLoad(load.source, indices)
         condition = self._condition(load.source, indices, f"the load {load}")
         return out if condition is None else tirx.if_then_else(condition, out, self._outside(load.source))
@@ -166,10 +172,12 @@ class _Guard:
     def _outside(self, buffer):
         """What a load outside of ``buffer`` gives."""
         dtype = str(buffer.ty.dtype)
-        text = self.safe_op if self.op == "copy" else self.safe.get(buffer.name)
+        text = self.safe.get(buffer.name)
         if text is None or str(buffer.ty.storage_scope) != "global":
             return tirx.const(False if dtype == "bool" else 0, dtype)
-        return tirx.const(float(text) if "float" in dtype else int(float(text)), dtype)
+        if dtype == "bool":
+            return tirx.const(text in ("1", "True"), dtype)
+        return tirx.const(float(text) if "float" in dtype else int(text), dtype)
 
     def on_evaluate(self, stmt, m):
         call = stmt.value
@@ -195,23 +203,32 @@ class _Guard:
 
     def _atomic(self, call, m):
         element = call.args[1].args[0]
-        indices = [m.mutate(i) for i in element.indices]
+        indices = self._indices(element.source, [m.mutate(i) for i in element.indices])
         value = m.mutate(call.args[2])
         address = tirx.address_of(tirx.BufferLoad(element.source, indices))
         condition = self._condition(element.source, indices, f"the atomic update of {element.source.name}")
         return tirx.call_extern(str(call.ty.dtype), call.args[0].value, address, value), condition
 
+    def _indices(self, buffer, indices: list) -> list:
+        """Index arithmetic in 64 bits where a dimension has 2^31 elements or more."""
+        return [
+            _widened(i) if isinstance(e, tirx.IntImm) and int(e.value) > 2**31 - 1 and str(i.ty.dtype) != "int64" else i
+            for i, e in zip(indices, buffer.ty.shape, strict=True)
+        ]
+
     def _condition(self, buffer, indices, what: str):
         """The conjunction that keeps an access inside, or None where it is proven."""
         terms = []
         on_chip = str(buffer.ty.storage_scope) != "global"
-        for dim, (index, extent) in enumerate(zip(indices, buffer.ty.shape)):
+        for dim, (index, extent) in enumerate(zip(indices, buffer.ty.shape, strict=False)):
             low = self.analyzer.can_prove(index >= 0)
             high = self.analyzer.can_prove(index < extent)
             if low and high:
                 continue
             if on_chip:
                 self._refuse_outside(buffer, dim, index, extent, what)
+            elif isinstance(index, tirx.IntImm):
+                self._refuse_constant(buffer, dim, index, extent, what)
             if not low:
                 terms.append(index >= 0)
             if not high:
@@ -229,17 +246,37 @@ class _Guard:
             condition = tirx.And(condition, term)
         return condition
 
+    def _refuse_constant(self, buffer, dim, index, extent, what: str) -> None:
+        """A constant index outside of a global tensor is a slip, not a ragged edge."""
+        if not isinstance(extent, tirx.IntImm) and int(index.value) >= 0:
+            return
+        if int(index.value) < 0:
+            advice = f"negative indices do not count from the end: write {extent + index} instead of {index}"
+        else:
+            advice = f"dimension {dim} of {buffer.name} has indices 0 to {extent - 1}"
+        raise TileShapeError(
+            f"{what} is outside of {buffer.name} {_shape(buffer)}: index {index} of dimension {dim}",
+            self._where(),
+            advice,
+        )
+
     def _refuse_outside(self, buffer, dim, index, extent, what: str) -> None:
         """An index that leaves an on-chip buffer for certain, for some iteration of unconditional loops."""
         certain = self.analyzer.can_prove(index < 0) or self.analyzer.can_prove(index >= extent)
         if not certain and self.conditions == 0 and self._is_linear(index):
             bound = self.analyzer.const_int_bound(index)
-            certain = bound.min_value > -(2**40) and bound.max_value < 2**40 and (
-                bound.min_value < 0 or bound.max_value >= int(extent)
+            certain = (
+                bound.min_value > -(2**40)
+                and bound.max_value < 2**40
+                and (bound.min_value < 0 or bound.max_value >= int(extent))
             )
         if certain:
             bound = self.analyzer.const_int_bound(index)
-            reach = f"{bound.min_value} to {bound.max_value}" if bound.max_value < 2**40 and bound.min_value > -(2**40) else str(index)
+            reach = (
+                f"{bound.min_value} to {bound.max_value}"
+                if bound.max_value < 2**40 and bound.min_value > -(2**40)
+                else str(index)
+            )
             raise TileShapeError(
                 f"{what} leaves {buffer.name} {_shape(buffer)}: index {index} of dimension {dim} runs over {reach}",
                 self._where(),
@@ -258,6 +295,15 @@ class _Guard:
 
     def _where(self):
         return SourceLocation.from_span(self.spans[-1])
+
+
+def _widened(expr):
+    """The same integer expression computed in 64 bits."""
+    if isinstance(expr, tirx.IntImm):
+        return tirx.const(int(expr.value), "int64")
+    if isinstance(expr, tirx.Add | tirx.Sub | tirx.Mul | tirx.FloorDiv | tirx.FloorMod | tirx.Min | tirx.Max):
+        return type(expr)(_widened(expr.a), _widened(expr.b))
+    return tirx.Cast("int64", expr)
 
 
 def _is_atomic(call) -> bool:

@@ -36,8 +36,8 @@ def finish(func: tirx.PrimFunc, *, check_well_formed: bool = True) -> tirx.PrimF
     from .bounds import guard_accesses
     from .verify import verify
 
-    func = guard_accesses(func)
-    func = _set_kernel_regions(_bind_outer_loops(func))
+    func = guard_accesses(_drop_unused_values(func))
+    func = _set_kernel_regions(_hoist_buffers(_bind_outer_loops(func)))
     verify(func)
     if check_well_formed:
         try:
@@ -50,10 +50,71 @@ def finish(func: tirx.PrimFunc, *, check_well_formed: bool = True) -> tirx.PrimF
 def _rebuild(block: SBlock, **changes) -> SBlock:
     fields = {
         name: getattr(block, name)
-        for name in ("iter_vars", "reads", "writes", "name_hint", "body", "init", "alloc_buffers", "match_buffers", "annotations", "span")
+        for name in (
+            "iter_vars",
+            "reads",
+            "writes",
+            "name_hint",
+            "body",
+            "init",
+            "alloc_buffers",
+            "match_buffers",
+            "annotations",
+            "span",
+        )
     }
     fields.update(changes)
     return SBlock(**fields)
+
+
+def _drop_unused_values(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Remove snapshots nobody reads: a macro's parameters are taken at the call whether the body uses them or not."""
+    while True:
+        uses: dict[Var, int] = {}
+        bound: list = []
+
+        def count(var, uses=uses):
+            uses[var] = uses.get(var, 0) + 1
+
+        walk(func.body, (Var, count), (tirx.Bind, bound.append))
+        # the definition itself is one occurrence
+        unused = {b.var for b in bound if uses.get(b.var, 0) <= 1 and not _has_effect(b.value)}
+        if not unused:
+            return func
+        nothing = tirx.Evaluate(0)
+        func = rewrite(func, [(tirx.Bind, lambda b, m, unused=unused: nothing if b.var in unused else b)])
+        func = rewrite(func, [(tirx.SeqStmt, lambda s, m: _without_nops(s, m))])
+
+
+def _has_effect(value) -> bool:
+    calls: list = []
+    walk(value, (tvm.ir.Call, lambda c: calls.append(c) if "call_" in getattr(c.op, "name", "") else None))
+    return bool(calls)
+
+
+def _without_nops(seq, mutator):
+    parts = [mutator.mutate(part) for part in seq.seq]
+    kept = [p for p in parts if not (isinstance(p, tirx.Evaluate) and isinstance(p.value, tirx.IntImm))]
+    return tirx.SeqStmt(kept or parts[:1]) if len(kept or parts[:1]) > 1 else (kept or parts)[0]
+
+
+def _hoist_buffers(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """All on-chip buffers belong to the kernel block, wherever they were allocated."""
+    found: list = []
+
+    def on_block(block, mutator):
+        kernel = "tile.kernel" in block.annotations
+        if kernel:
+            found.clear()
+        inner = mutator.default_mutate(block)
+        if kernel:
+            return _rebuild(inner, alloc_buffers=[*inner.alloc_buffers, *found])
+        if not inner.alloc_buffers:
+            return inner
+        found.extend(inner.alloc_buffers)
+        return _rebuild(inner, alloc_buffers=[])
+
+    return rewrite(func, [(SBlock, on_block)])
 
 
 def _bind_outer_loops(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -120,15 +181,22 @@ def _whole(buffer: Var) -> TensorRegion:
 
 
 def _set_kernel_regions(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """The kernel block reads and writes whole tensors: regions that mention values bound inside it would not parse back."""
+    """Blocks around operations read and write whole buffers.
+
+    Regions that mention values bound inside such a block would not parse back. The kernel block names the global tensors,
+    a ``T.ws`` block also the on-chip buffers.
+    """
 
     def on_block(block, mutator):
-        if "tile.kernel" not in block.annotations:
+        if "tile.kernel" not in block.annotations and "tile.ws" not in block.annotations:
             return mutator.default_mutate(block)
         reads, writes = [], []
+        kernel = "tile.kernel" in block.annotations
 
         def add(found, buffer):
-            if is_buffer_var(buffer) and str(buffer.ty.storage_scope) == "global" and all(not buffer.same_as(b) for b in found):
+            if not is_buffer_var(buffer) or kernel and str(buffer.ty.storage_scope) != "global":
+                return
+            if all(not buffer.same_as(b) for b in found):
                 found.append(buffer)
 
         def on_call(call):
@@ -142,6 +210,7 @@ def _set_kernel_regions(func: tirx.PrimFunc) -> tirx.PrimFunc:
             (tirx.BufferStore, lambda store: add(writes, store.buffer)),
             (tvm.ir.Call, on_call),
         )
-        return _rebuild(block, reads=[_whole(b) for b in reads], writes=[_whole(b) for b in writes])
+        inner = mutator.default_mutate(block)
+        return _rebuild(inner, reads=[_whole(b) for b in reads], writes=[_whole(b) for b in writes])
 
     return rewrite(func, [(SBlock, on_block)])

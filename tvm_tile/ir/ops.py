@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import tvm
+import tvm_ffi
 from tvm import tirx
 from tvm.ir import TensorLoad, Var
 from tvm.s_tir import SBlockRealize
@@ -78,9 +79,11 @@ class Region:
     @property
     def whole(self) -> bool:
         """Whether the region is the whole buffer."""
-        equal = tvm.ir.structural_equal
-        return all(equal(tirx.convert(m), tirx.const(0, m.ty.dtype if hasattr(m, "ty") else "int32")) for m in self.mins) and all(
-            equal(tirx.convert(e), tirx.convert(s)) for e, s in zip(self.extents, self.buffer.ty.shape)
+        equal = tvm_ffi.structural_equal
+        return all(
+            equal(tirx.convert(m), tirx.const(0, m.ty.dtype if hasattr(m, "ty") else "int32")) for m in self.mins
+        ) and all(
+            equal(tirx.convert(e), tirx.convert(s)) for e, s in zip(self.extents, self.buffer.ty.shape, strict=False)
         )
 
 
@@ -259,7 +262,7 @@ def read_op(realize: SBlockRealize) -> TileOp:
     block = realize.block
     notes = {str(k): plain(v) for k, v in block.annotations.items()}
     count = int(notes["tile.axes"])
-    outer = {axis.var: value for axis, value in zip(block.iter_vars[count:], realize.iter_values[count:])}
+    outer = {axis.var: value for axis, value in zip(block.iter_vars[count:], realize.iter_values[count:], strict=False)}
     body, init = substitute(block.body, outer), None if block.init is None else substitute(block.init, outer)
     axes = [Axis(v.var, v.dom.extent, v.iter_type == tirx.IterVar.CommReduce) for v in block.iter_vars[:count]]
     common = {
@@ -274,7 +277,9 @@ def read_op(realize: SBlockRealize) -> TileOp:
     except InternalError:
         raise
     except Exception as err:
-        raise InternalError(f"block {block.name_hint} does not read back as {notes['tile.op']}: {err}", common["location"]) from err
+        raise InternalError(
+            f"block {block.name_hint} does not read back as {notes['tile.op']}: {err}", common["location"]
+        ) from err
 
 
 def _region(buffer: Var, indices, axes: list[Axis]) -> Region:
@@ -324,7 +329,9 @@ def _read_copy(common, notes) -> CopyOp:
 
 def _read_fill(common, notes) -> FillOp:
     store, guard = _guarded_store(common["body"])
-    return FillOp(**common, dst=_region(store.buffer, store.indices, common["axes"]), value=store.value, dst_guard=guard)
+    return FillOp(
+        **common, dst=_region(store.buffer, store.indices, common["axes"]), value=store.value, dst_guard=guard
+    )
 
 
 def _read_gemm(common, notes) -> GemmOp:

@@ -50,7 +50,7 @@ def dynamic(names: str, dtype: str = "int32"):
         raise TileTypeError(f"T.dynamic: dtype must be int32 or int64, but it is {dtype!r}")
     parts = [p for p in re.split(r"[,\s]+", names.strip()) if p] if isinstance(names, str) else []
     if not parts or any(not p.isidentifier() for p in parts):
-        raise TileSyntaxError(f"T.dynamic takes names such as \"m, n\", but got {names!r}")
+        raise TileSyntaxError(f'T.dynamic takes names such as "m, n", but got {names!r}')
     out = tuple(Var(p, dtype) for p in parts)
     return out[0] if len(out) == 1 else out
 
@@ -122,7 +122,9 @@ def _static_shape(shape, what: str) -> tuple[int, ...]:
 def _alloc(shape, dtype, scope: str, what: str):
     context = inside_kernel(what)
     if context.in_parallel and scope != "local":
-        raise TileSyntaxError(f"{what} inside T.Parallel", advice=f"allocate before the loop: {what} belongs to the kernel")
+        raise TileSyntaxError(
+            f"{what} inside T.Parallel", advice=f"allocate before the loop: {what} belongs to the kernel"
+        )
     return B.sblock_alloc_buffer(_static_shape(shape, what), check_dtype(dtype, what), scope=scope)
 
 
@@ -221,7 +223,9 @@ def _elements(shape) -> int | None:
 
 
 def _alias(buffer, shape, dtype: str, what: str):
-    inside_kernel(what)
+    context = inside_kernel(what)
+    if context.in_parallel:
+        raise TileSyntaxError(f"{what} inside T.Parallel", advice="make the view before the loop")
     if not is_buffer_var(buffer):
         raise TileTypeError(f"{what} takes a whole buffer, but got {type(buffer).__name__}")
     scope = scope_of(buffer)
@@ -240,6 +244,7 @@ def _alias(buffer, shape, dtype: str, what: str):
             advice="a view keeps the number of bytes",
         )
     alias = B.decl_buffer(shape, dtype, data=buffer_data(buffer), scope=str(buffer.ty.storage_scope))
+    context.roots[alias] = context.roots.get(buffer, buffer)
     return alias
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import tvm
 from tvm import tirx
-from tvm.ir import TensorLoad
+from tvm.ir import StringImm, TensorLoad
 from tvm.tirx import is_buffer_var
 from tvm.tirx.script import builder as B
 
@@ -12,7 +11,8 @@ from ..errors import TileShapeError, TileTypeError
 from .context import inside_kernel
 from .dtypes import constant
 from .emit import block, nest
-from .regions import Region, as_region, dtype_of, same_extent, scope_name, scope_of, shape_text
+from .regions import Region, as_region, check_disjoint, dtype_of, same_extent, scope_name, scope_of, shape_text
+from .values import as_expression, check_uniform, element_of, is_expression
 
 __all__ = ["atomic_add", "atomic_max", "atomic_min", "device_assert", "print_"]
 
@@ -27,8 +27,10 @@ def _element(value, what: str) -> TensorLoad:
     if isinstance(value, TensorLoad) and is_buffer_var(value.source):
         buffer = value.source
         if scope_of(buffer) not in ("global", "shared"):
-            raise TileTypeError(f"{what}: {buffer.name} is {scope_name(buffer)}; only global and shared memory have atomics",
-                                advice="fragments belong to one thread each: write the assignment, or use T.reduce_sum")
+            raise TileTypeError(
+                f"{what}: {buffer.name} is {scope_name(buffer)}; only global and shared memory have atomics",
+                advice="fragments belong to one thread each: write the assignment, or use T.reduce_sum",
+            )
         return value
     raise TileTypeError(f"{what} takes an element such as C[i, j], but got {type(value).__name__}")
 
@@ -36,8 +38,10 @@ def _element(value, what: str) -> TensorLoad:
 def _call(op: str, element: TensorLoad, value):
     dtype = dtype_of(element.source)
     if dtype not in _ATOMIC_DTYPES[op]:
-        raise TileTypeError(f"T.atomic_{op}: {element.source.name} has dtype {dtype}",
-                            advice=f"possible: {', '.join(_ATOMIC_DTYPES[op])}")
+        raise TileTypeError(
+            f"T.atomic_{op}: {element.source.name} has dtype {dtype}",
+            advice=f"possible: {', '.join(_ATOMIC_DTYPES[op])}",
+        )
     address = tirx.address_of(element)
     return tirx.call_extern(dtype, f"tile_atomic_{op}", address, constant(value, dtype, f"T.atomic_{op}"))
 
@@ -45,12 +49,12 @@ def _call(op: str, element: TensorLoad, value):
 def _atomic(op: str, target, value, return_prev: bool):
     what = f"T.atomic_{op}"
     context = inside_kernel(what)
-    scalar = isinstance(value, bool | int | float) or (
-        (tvm.ir.is_prim_expr(value) and not is_buffer_var(value)) or hasattr(value, "expr_ty")
-    )
+    target = element_of(target)
+    scalar = isinstance(value, bool | int | float) or is_expression(value)
     region = None if scalar and isinstance(target, TensorLoad) else as_region(target, what, "the target")
     if region is None:
         element = _element(target, what)
+        check_uniform([value, *element.indices])
         call = _call(op, element, value)
         if return_prev:
             return call
@@ -70,13 +74,18 @@ def _tile(context, op: str, region: Region, value, what: str) -> None:
     if context.in_parallel:
         raise TileTypeError(f"{what} of a whole tile inside T.Parallel", advice="update the element C[i, j]")
     source = None
-    if not isinstance(value, bool | int | float) and (is_buffer_var(value) or not tvm.ir.is_prim_expr(value)):
+    if not isinstance(value, bool | int | float) and not is_expression(value):
         source = as_region(value, what, "the value")
         if region.start_only:
-            region = region.with_extents(source.extents if len(source.extents) <= len(region.mins) else source.tile_shape)
+            region = region.with_extents(
+                source.extents if len(source.extents) <= len(region.mins) else source.tile_shape
+            )
         left, right = region.tile_shape, source.tile_shape
-        if len(left) != len(right) or any(same_extent(a, b) is not True for a, b in zip(left, right)):
-            raise TileShapeError(f"{what}: {region} is {shape_text(region.extents)}, but {source} is {shape_text(source.extents)}")
+        if len(left) != len(right) or any(same_extent(a, b) is not True for a, b in zip(left, right, strict=False)):
+            raise TileShapeError(
+                f"{what}: {region} is {shape_text(region.extents)}, but {source} is {shape_text(source.extents)}"
+            )
+        check_disjoint(source, region, what, ("the value", "the target"))
     with nest(context, "parallel", region.tile_shape) as axes:
         element = _element(region.buffer[tuple(region.index(axes))], what)
         B.evaluate(_call(op, element, value if source is None else source.buffer[tuple(source.index(axes))]))
@@ -124,11 +133,11 @@ def print_(value, msg: str = "") -> None:
     if isinstance(value, str):
         value, msg = None, f"{msg}{value}"
     if value is None:
-        _statement(context, "print", tirx.call_extern("int32", "tile_print", tirx.StringImm(msg)))
+        _statement(context, "print", tirx.call_extern("int32", "tile_print", StringImm(msg)))
         return
-    scalar = isinstance(value, bool | int | float) or ((tvm.ir.is_prim_expr(value) and not is_buffer_var(value)))
-    if scalar or hasattr(value, "expr_ty") and not is_buffer_var(value):
-        _statement(context, "print", tirx.call_extern("int32", "tile_print", tirx.StringImm(msg), tirx.convert(value)))
+    if isinstance(value, bool | int | float) or is_expression(value):
+        check_uniform([value])
+        _statement(context, "print", tirx.call_extern("int32", "tile_print", StringImm(msg), tirx.convert(value)))
         return
     region = as_region(value, "T.print", "the value")
     if context.in_parallel:
@@ -137,8 +146,11 @@ def print_(value, msg: str = "") -> None:
     with nest(context, "print", region.tile_shape) as axes:
         index = region.index(axes)
         text = f"{msg + ' ' if msg else ''}{name}[{', '.join('%d' for _ in index)}] = "
-        B.evaluate(tirx.call_extern("int32", "tile_print", tirx.StringImm(text), region.buffer[tuple(index)],
-                                    *[tirx.convert(i) for i in index]))
+        B.evaluate(
+            tirx.call_extern(
+                "int32", "tile_print", StringImm(text), region.buffer[tuple(index)], *[tirx.convert(i) for i in index]
+            )
+        )
 
 
 def device_assert(condition, msg: str = "") -> None:
@@ -154,11 +166,17 @@ def device_assert(condition, msg: str = "") -> None:
     context = inside_kernel("T.device_assert")
     if isinstance(condition, bool):
         condition = tirx.const(condition, "bool")
-    if not tvm.ir.is_prim_expr(condition):
-        if not hasattr(condition, "expr_ty"):
-            raise TileTypeError(f"T.device_assert takes a bool expression, but got {type(condition).__name__}")
-        condition = tirx.convert(condition)
-    _statement(context, "assert", tirx.call_extern("int32", "tile_assert", condition, tirx.StringImm(msg)))
+    condition = as_expression(condition)
+    if not is_expression(condition) or str(condition.ty.dtype) != "bool":
+        raise TileTypeError(
+            f"T.device_assert takes a bool expression, but got {_kind(condition)}", advice="compare: value > 0"
+        )
+    check_uniform([condition])
+    _statement(context, "assert", tirx.call_extern("int32", "tile_assert", condition, StringImm(msg)))
+
+
+def _kind(value) -> str:
+    return f"a value of {value.ty.dtype}" if is_expression(value) else type(value).__name__
 
 
 def _statement(context, op: str, call) -> None:

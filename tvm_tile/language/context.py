@@ -24,9 +24,7 @@ class KernelContext:
     threads: int
     grid: tuple
     annotations: dict = field(default_factory=dict)
-    buffers: dict[str, Var] = field(default_factory=dict)
     layouts: dict[str, list] = field(default_factory=dict)
-    safe_values: dict[str, object] = field(default_factory=dict)
 
 
 @dataclass
@@ -34,7 +32,9 @@ class FunctionContext:
     """State of one function being parsed.
 
     ``scopes`` lists the enclosing constructs, outermost first: ``"kernel"``, ``"loop"``, ``"pipeline"``, ``"parallel"``,
-    ``"if"``, ``"ws"``.
+    ``"if"``, ``"ws"``. ``roots`` maps an alias (T.reshape, T.view) to the buffer that owns the memory, ``elements`` a
+    macro's parameter to the element it was given, ``bound`` has every name that was bound anywhere in the function, ``macro_scopes`` the depth of
+    ``scopes`` at each macro call around.
     """
 
     name: str
@@ -44,12 +44,22 @@ class FunctionContext:
     kernels: int = 0
     names: dict[str, int] = field(default_factory=dict)
     function_frame: int = 0
+    macro_scopes: list[int] = field(default_factory=list)
+    pipeline_statement: int | None = None
+    roots: dict[Var, Var] = field(default_factory=dict)
+    elements: dict[Var, object] = field(default_factory=dict)
+    named: set[Var] = field(default_factory=set)
+    bound: set[str] = field(default_factory=set)
 
     def unique(self, base: str) -> str:
-        """A block name no other block of the function has: ``Schedule`` addresses blocks by name."""
-        count = self.names.get(base, 0)
-        self.names[base] = count + 1
-        return base if count == 0 else f"{base}_{count}"
+        """A block or buffer name that no other one of the function has: schedules and annotations go by name."""
+        name = base
+        while name in self.names:
+            self.names[base] += 1
+            name = f"{base}_{self.names[base] - 1}"
+        self.names.setdefault(base, 1)
+        self.names.setdefault(name, 1)
+        return name
 
     @contextmanager
     def scope(self, kind: str):

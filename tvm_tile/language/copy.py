@@ -9,7 +9,8 @@ from ..errors import TileShapeError, TileTypeError
 from .context import tile_op
 from .dtypes import constant
 from .emit import nest
-from .regions import Region, as_region, check_static, same_extent, scope_name, shape_text
+from .regions import Region, as_region, check_disjoint, check_static, same_extent, scope_name, shape_text
+from .values import snapshot
 
 __all__ = ["clear", "copy", "fill"]
 
@@ -38,9 +39,8 @@ def copy(src, dst) -> None:
             raise TileTypeError(f"T.copy: {argument} is a T.alloc_var variable", advice="assign it: v = A[i]")
         if region.scope != "global":
             check_static(region, "T.copy", argument)
-    safe = context.kernel.safe_values.get(source.buffer.name)
-    attrs = {} if safe is None or source.scope != "global" else {"tile.safe_value": repr(safe)}
-    with nest(context, "copy", target.tile_shape, attrs) as axes:
+    check_disjoint(source, target, "T.copy")
+    with nest(context, "copy", target.tile_shape) as axes:
         value = source.buffer[tuple(source.index(axes))]
         if source.dtype != target.dtype:
             # an explicit conversion: float -> integer truncates as a cast does
@@ -70,8 +70,10 @@ def _align(source: Region, target: Region) -> tuple[Region, Region]:
         start = start.with_extents(extents)
         source, target = (other, start) if flip else (start, other)
     left, right = source.tile_shape, target.tile_shape
-    if len(left) != len(right) or any(same_extent(a, b) is not True for a, b in zip(left, right)):
-        unknown = len(left) == len(right) and all(same_extent(a, b) is not False for a, b in zip(left, right))
+    if len(left) != len(right) or any(same_extent(a, b) is not True for a, b in zip(left, right, strict=False)):
+        unknown = len(left) == len(right) and all(
+            same_extent(a, b) is not False for a, b in zip(left, right, strict=False)
+        )
         raise TileShapeError(
             f"T.copy: {source} is {shape_text(source.extents)}, but {target} is {shape_text(target.extents)}",
             advice=(
@@ -95,8 +97,8 @@ def fill(dst, value) -> None:
         The same value for all elements.
     """
     context = tile_op("T.fill")
-    region = as_region(dst, "T.fill", "dst")
-    number = constant(value, region.dtype, "T.fill")
+    region = _target(dst, "T.fill")
+    number = snapshot(constant(value, region.dtype, "T.fill"), "fill_value")
     with nest(context, "fill", region.tile_shape) as axes:
         B.buffer_store(region.buffer, number, region.index(axes))
 
@@ -110,9 +112,16 @@ def clear(dst) -> None:
         Shared tile, fragment, per-thread array or global tensor.
     """
     context = tile_op("T.clear")
-    region = as_region(dst, "T.clear", "dst")
+    region = _target(dst, "T.clear")
     with nest(context, "fill", region.tile_shape) as axes:
         B.buffer_store(region.buffer, constant(0, region.dtype, "T.clear"), region.index(axes))
+
+
+def _target(dst, what: str) -> Region:
+    region = as_region(dst, what, "dst")
+    if region.scope == "variable":
+        raise TileTypeError(f"{what}: dst is a T.alloc_var variable", advice="assign it: v = value")
+    return region
 
 
 def on_chip(region: Region, what: str, argument: str) -> None:

@@ -4,14 +4,42 @@ from __future__ import annotations
 
 import builtins
 import difflib
+import inspect
+import os
 import re
+import traceback
 import types
 
+import tvm
 from tvm.error import DiagnosticError
+from tvm.script.parser._core import doc
+from tvm.script.parser.core.error import ParserError
+from tvm.script.parser.core.evaluator import ExprEvaluator, _eval_op
+from tvm.script.parser.core.parser import ScriptMacro
 
 from ..errors import InternalError, SourceLocation, TileError, TileSyntaxError, TileTypeError
+from .context import active
 
-__all__ = ["install", "location_of"]
+__all__ = ["install", "location_of", "user_cause"]
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_TVM = os.path.dirname(os.path.abspath(tvm.__file__))
+
+# Statements of Python that the stock parser has no visitor for; a kernel is not executed, so none of them can work.
+_NO_VISITOR = {
+    "Import": "import before the kernel, at the top of the file",
+    "ImportFrom": "import before the kernel, at the top of the file",
+    "Try": "a kernel has no exceptions; use T.device_assert for checks",
+    "TryStar": "a kernel has no exceptions; use T.device_assert for checks",
+    "Raise": "a kernel has no exceptions; use T.device_assert for checks",
+    "Delete": "names end with their block",
+    "Global": "pass values as parameters or closure variables",
+    "ClassDef": "define it before the kernel",
+    "AsyncFor": "use a plain for loop",
+    "AsyncWith": "use a plain with",
+    "AsyncFunctionDef": "use T.macro",
+    "Match": "use if / elif",
+}
 
 
 def location_of(parser, node) -> SourceLocation | None:
@@ -25,69 +53,182 @@ def location_of(parser, node) -> SourceLocation | None:
     return SourceLocation(source.source_name, line, column, end_column if end_line == line else None, text)
 
 
+class _Evaluator(ExprEvaluator):
+    """Python's own rules for parse-time values in ``x if n else y``, ``n and x`` and ``n or x``."""
+
+    def _eval_if_exp(self, node):
+        test = self._eval_expr(self._visit(node.test))
+        if isinstance(test, tvm.ir.Expr) or hasattr(test, "expr_ty"):
+            from .values import as_expression
+
+            test = as_expression(test)
+            if tvm.ir.is_prim_expr(test) and str(test.ty.dtype) != "bool":
+                test = test != tvm.tirx.const(0, str(test.ty.dtype))
+            then, other = (self._eval_expr(self._visit(part)) for part in (node.body, node.orelse))
+            return tvm.tirx.op.if_then_else(test, then, other)
+        return self._eval_expr(self._visit(node.body if test else node.orelse))
+
+    def _eval_bool_op(self, node):
+        value = self._eval_expr(self._visit(node.values[0]))
+        for part in node.values[1:]:
+            if not isinstance(value, tvm.ir.Expr) and not hasattr(value, "expr_ty"):
+                # decided now: the other side must not even be evaluated when Python would not
+                if bool(value) is isinstance(node.op, doc.Or):
+                    return value
+                value = self._eval_expr(self._visit(part))
+                continue
+            value = _eval_op(node.op, values=[value, self._eval_expr(self._visit(part))])
+        return value
+
+
+def _eval_expr(parser, node, extra_vars=None):
+    values = parser.var_table.get()
+    values.update(extra_vars or {})
+    values[ScriptMacro.parser_object_name] = parser
+    evaluator = _Evaluator(parser, values)
+    result = evaluator._visit(node)
+    value = evaluator._eval_expr(result)
+    return parser.annotate_current_source_span(value)
+
+
 def install(parser) -> None:
     """Make a parser raise :class:`TileError` instead of TVM's ``DiagnosticError``, which its excepthook would hide."""
     if getattr(parser, "tile_errors", False):
         return
     parser.tile_errors = True
     parser.report_error = types.MethodType(_report, parser)
+    parser.eval_expr = types.MethodType(_eval_expr, parser)
+    for kind, advice in _NO_VISITOR.items():
+        setattr(parser, f"visit_{kind}", types.MethodType(_refuse(kind, advice), parser))
+
+
+def _refuse(kind: str, advice: str):
+    words = {"ImportFrom": "import", "ClassDef": "class", "Delete": "del", "TryStar": "try"}
+
+    def visit(parser, node) -> None:
+        raise TileSyntaxError(
+            f"`{words.get(kind, kind.lower())}` is not possible in a kernel", location_of(parser, node), advice
+        )
+
+    return visit
 
 
 def _report(parser, node, err) -> None:
     if isinstance(err, InternalError):
         raise err
+    if isinstance(err, ParserError):
+        node, err = err.node, err.args[0] if err.args else "syntax error"
     if isinstance(err, TileError):
         where = location_of(parser, node)
+        macro, err.in_macro = getattr(err, "in_macro", None), None
+        if macro is not None:
+            err.message += f" (in the macro {macro}, called at {os.path.basename(where.file)}:{where.line})"
         raise err.at(where) if err.location is None and where is not None else err
     if isinstance(err, DiagnosticError):
         raise TileSyntaxError(str(err), location_of(parser, node)) from err
-    cause = err if isinstance(err, BaseException) else None
-    raise _translate(parser, err).at(location_of(parser, node)) from cause
+    raise _translate(parser, err, location_of(parser, node)) from err if isinstance(err, BaseException) else None
 
 
-def _translate(parser, err) -> TileError:
+def user_cause(error: TileError) -> BaseException | None:
+    """The exception behind an error if the user's own code raised it, with the user's frames only; else None."""
+    cause = error.__cause__
+    if cause is None or cause.__traceback__ is None:
+        return None
+    frames = cause.__traceback__
+    last = None
+    while frames is not None:
+        file = os.path.abspath(frames.tb_frame.f_code.co_filename)
+        ours = file.startswith((_PACKAGE + os.sep, _TVM + os.sep)) or frames.tb_frame.f_code.co_filename.startswith(
+            "<ast"
+        )
+        last = None if ours else (last or frames)
+        frames = frames.tb_next
+    return None if last is None or not _in_file(last) else cause.with_traceback(last)
+
+
+def _in_file(tb) -> bool:
+    # an expression of the kernel itself is evaluated in a frame without a file: no cause beside the kernel's own line
+    return os.path.exists(tb.tb_frame.f_code.co_filename)
+
+
+def _is_our_fault(err) -> bool:
+    """An unexpected exception that was raised by a line of this package, not by what it called."""
+    if not isinstance(err, AssertionError | KeyError | IndexError | AttributeError | NotImplementedError) or hasattr(
+        err, "advice"
+    ):
+        return False
+    last = traceback.extract_tb(err.__traceback__)[-1:]
+    return bool(last) and os.path.abspath(last[0].filename).startswith(_PACKAGE + os.sep)
+
+
+def _translate(parser, err, where: SourceLocation | None) -> TileError | InternalError:
     """A user's mistake behind an exception of Python or TVM."""
     text = str(err).strip()
+    if isinstance(err, BaseException) and _is_our_fault(err):
+        return InternalError(f"{type(err).__name__}: {text}", where)
     undefined = re.search(r"Undefined variable: (\w+)|name '(\w+)' is not defined", text)
     if undefined:
-        name = undefined.group(1) or undefined.group(2)
-        known = [n for n in parser.var_table.get() if not n.startswith("__")] + dir(builtins)
-        near = difflib.get_close_matches(name, known, n=1)
-        return TileSyntaxError(f"name {name!r} is not defined", advice=f"did you mean {near[0]!r}?" if near else None)
+        return TileSyntaxError(*_undefined(parser, undefined.group(1) or undefined.group(2), where))
     if isinstance(err, AttributeError):
-        return TileSyntaxError(text, advice=getattr(err, "advice", None))
+        return TileSyntaxError(text, where, getattr(err, "advice", None))
+    if isinstance(err, RecursionError):
+        return TileSyntaxError(
+            "the macro calls itself too deeply", where, "end the recursion with `if` on a Python value"
+        )
     if "Cannot use and / or / not operator to Expr" in text or "__bool__" in text or "__nonzero__" in text:
         return TileTypeError(
             "a run-time expression has no Python truth value here",
-            advice="use T.max / T.min / T.if_then_else on expressions, and `if` only as a statement",
+            where,
+            "use T.max / T.min / T.if_then_else on expressions, and `if` only as a statement",
         )
-    if isinstance(err, TypeError) and re.search(r"unexpected keyword argument|missing \d+ required|positional argument", text):
-        near = _keyword_advice(text)
-        return TileSyntaxError(_callable_text(text), advice=near)
-    if isinstance(err, IndexError) or "index" in text.lower() and "dimension" in text.lower():
-        return TileTypeError(text)
-    lines = [line for line in text.splitlines() if line.strip() and not line.startswith(("note:", "Traceback", "  File"))]
-    message = lines[-1].strip() if lines else type(err).__name__
+    if isinstance(err, TypeError) and re.search(
+        r"unexpected keyword argument|missing .*required|positional argument|multiple values", text
+    ):
+        return TileSyntaxError(_callable_text(text), where, _keyword_advice(text))
+    lines = [
+        line for line in text.splitlines() if line.strip() and not line.startswith(("note:", "Traceback", "  File"))
+    ]
+    message = lines[-1].strip() if lines else ""
     message = re.sub(r"^(TypeError|ValueError|RuntimeError|KeyError|InternalError|TVMError):\s*", "", message)
-    return TileTypeError(message) if isinstance(err, TypeError) else TileSyntaxError(message)
+    if isinstance(err, BaseException) and (not message or user_cause(_caused(err)) is not None):
+        message = f"{type(err).__name__}: {message}".rstrip(": ")
+    return (TileTypeError if isinstance(err, TypeError) else TileSyntaxError)(message, where)
+
+
+def _caused(err) -> TileError:
+    probe = TileError("")
+    probe.__cause__ = err
+    return probe
+
+
+def _undefined(parser, name: str, where):
+    context = active()
+    if context is not None and name in context.bound:
+        return (
+            f"name {name!r} is not defined here: it was bound inside a loop, branch or `with` that has ended",
+            where,
+            f"make it a variable before: {name} = T.alloc_var(dtype, init=...)",
+        )
+    known = [n for n in parser.var_table.get() if not n.startswith("__")] + dir(builtins)
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"name {name!r} is not defined", where, f"did you mean {near[0]!r}?" if near else None
 
 
 def _callable_text(text: str) -> str:
-    return re.sub(r"^(\w+)\.?__init__\(\)|^(\w+)\(\)", lambda m: f"T.{(m.group(1) or m.group(2)).strip('_')}()", text)
+    text = re.sub(r"^(\w+)\.?__init__\(\)|^(\w+)\(\)", lambda m: f"T.{(m.group(1) or m.group(2)).strip('_')}()", text)
+    return text.replace("T.<lambda>()", "the lambda")
 
 
 def _keyword_advice(text: str) -> str | None:
     from .. import language
 
-    match = re.match(r"(\w+?)_?(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'", text)
+    match = re.match(r"(\w+?)_?(?:\.__init__)?\(\) (?:got an unexpected keyword argument '(\w+)')?", text)
     function = getattr(language, match.group(1), None) if match else None
     if function is None:
         return None
-    import inspect
-
     try:
         names = [n for n in inspect.signature(function).parameters if n != "self"]
     except (TypeError, ValueError):
         return None
-    near = difflib.get_close_matches(match.group(2), names, n=1)
+    near = difflib.get_close_matches(match.group(2), names, n=1) if match.group(2) else None
     return f"did you mean {near[0]!r}?" if near else f"possible arguments: {', '.join(names)}"

@@ -97,8 +97,10 @@ def constant(value, dtype: str, what: str):
         return convert(value, dtype, what)
     if hasattr(value, "expr_ty"):
         return convert(tirx.convert(value), dtype, what)
-    raise TileTypeError(f"{what}: expected a scalar value of {dtype}, but got {type(value).__name__}",
-                        advice="use T.copy or T.Parallel for whole tiles")
+    raise TileTypeError(
+        f"{what}: expected a scalar value of {dtype}, but got {type(value).__name__}",
+        advice="use T.copy or T.Parallel for whole tiles",
+    )
 
 
 def _number(value, dtype: str, what: str):
@@ -127,6 +129,8 @@ def convert(value, dtype: str, what: str):
     if is_float(have) and (is_integer(dtype) or dtype == "bool"):
         raise TileTypeError(
             f"{what}: a value of {have} does not convert to {dtype} by itself",
-            advice=f"say how: T.cast(value, {dtype!r}) truncates toward zero" if dtype != "bool" else "compare it: value != 0",
+            advice=f"say how: T.cast(value, {dtype!r}) truncates toward zero"
+            if dtype != "bool"
+            else "compare it: value != 0",
         )
     return tirx.Cast(dtype, value)

@@ -18,15 +18,10 @@ def block(context: FunctionContext, op: str, attrs: dict | None = None, axes: in
     """An SBlock annotated as the tile operation ``op``."""
     with B.sblock(context.unique(op)):
         annotations = {"tile.op": op, "tile.axes": axes, **(attrs or {})}
-        if statement_index(context) is not None:
-            annotations["tile.stmt"] = statement_index(context)
+        if context.pipeline_statement is not None:
+            annotations["tile.stmt"] = context.pipeline_statement
         B.sblock_attr(annotations)
         yield
-
-
-def statement_index(context: FunctionContext) -> int | None:
-    """Number of the source statement in a manually scheduled pipelined loop, else None."""
-    return getattr(context, "pipeline_statement", None)
 
 
 @contextmanager
@@ -58,7 +53,7 @@ def nest(
                 IRBuilder.name(f"ax{n}", loop)
         stack.enter_context(block(context, op, attrs, len(extents)))
         make = {"S": B.axis.spatial, "R": B.axis.reduce}
-        axes = [make[kind](extent, loop) for kind, extent, loop in zip(kinds, extents, loops)]
+        axes = [make[kind](extent, loop) for kind, extent, loop in zip(kinds, extents, loops, strict=False)]
         for n, axis in enumerate(axes):
             IRBuilder.name(f"v{n}", axis)
         yield axes

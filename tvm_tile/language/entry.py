@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import ast
 import inspect
+import linecache
+import sys
+import types
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.parser._core import doc, utils
 from tvm.script.parser.core.diagnostics import Source
 from tvm.script.parser.core.doc import from_doc
 from tvm.script.parser.core.error import ParserError
-from tvm.script.parser.core.parser import Parser
+from tvm.script.parser.core.parser import Parser, VarTable
 from tvm.tirx import PrimFunc
 from tvm.tirx.script.parser.entry import TIRInline
 
 from ..errors import TileError, TileSyntaxError
 from . import parser as _parser  # registers the dialect
-from .diagnostics import install
+from .context import current
+from .diagnostics import install, user_cause
+from .loops import tile_range
+from .values import macro_argument
 
 __all__ = ["macro", "prim_func"]
 
 
-def prim_func(func: Callable | None = None, *, private: bool = False, check_well_formed: bool = True) -> PrimFunc | Callable:
+def prim_func(
+    func: Callable | None = None, *, private: bool = False, check_well_formed: bool = True
+) -> PrimFunc | Callable:
     """Parse a Python function as a tile kernel.
 
     It works at module level, in factories with Python parameters, and inside ``@I.ir_module`` beside Relax functions.
@@ -46,21 +55,22 @@ def prim_func(func: Callable | None = None, *, private: bool = False, check_well
     TileError
         For a mistake in the kernel, with file, line and caret.
     """
-    outer = inspect.stack()
+    outer = _frames(sys._getframe(1))
 
     def decorate(function):
         if not inspect.isfunction(function):
             raise TileSyntaxError(f"@T.prim_func decorates a function, but got {type(function).__name__}")
-        if utils.is_defined_in_class(outer, function):
+        if _in_module_class(outer, function):
             return function
         captured = utils.inspect_function_capture(function)
-        utils.resolve_closure_vars(function, captured, outer)
+        utils.resolve_closure_vars(function, captured, [None, *outer])
         try:
             return _parse(function, captured, check_well_formed)
         except TileError as err:
-            mistake, cause = err, err.__cause__
-        # without the parser's hundred frames: the error itself says where
-        raise mistake.with_traceback(None) from cause
+            # without the parser's hundred frames: the error itself says where
+            mistake, cause = err.with_traceback(None), user_cause(err)
+        mistake.__context__ = None
+        raise mistake from cause
 
     if func is not None:
         return decorate(func)
@@ -71,10 +81,48 @@ def prim_func(func: Callable | None = None, *, private: bool = False, check_well
 prim_func.dispatch_token = _parser.TOKEN
 
 
+@dataclass
+class _Frame:
+    """The part of ``inspect.FrameInfo`` that is needed: reading source lines for whole stacks takes 80 ms."""
+
+    frame: types.FrameType
+
+
+def _frames(frame) -> list[_Frame]:
+    out = []
+    while frame is not None:
+        out.append(_Frame(frame))
+        frame = frame.f_back
+    return out
+
+
+def _in_module_class(frames: list[_Frame], function) -> bool:
+    """Whether the function is defined in the body of a class decorated with ``@I.ir_module``, which parses it later."""
+    frame = frames[0].frame
+    if "__qualname__" not in frame.f_locals or frame.f_code.co_name not in function.__qualname__:
+        return False
+    lines, _ = linecache.getlines(frame.f_code.co_filename, frame.f_globals), None
+    # the class body starts at its first decorator (3.9 and later); look at the decorators only
+    for number in range(frame.f_code.co_firstlineno, len(lines) + 1):
+        line = lines[number - 1].strip()
+        if line.startswith("class "):
+            return False
+        if line.startswith("@") and ("ir_module" in line or "rewriter" in line):
+            return True
+    return False
+
+
 def _parse(function, captured: dict, check_well_formed: bool) -> PrimFunc:
     from ..ir.normalize import finish
 
-    parser = Parser(Source(function), {function.__name__: function.__annotations__})
+    try:
+        source = Source(function)
+    except (OSError, TypeError) as err:
+        raise TileSyntaxError(
+            f"the source of {function.__name__} cannot be read: {err}",
+            advice="define the kernel in a file or notebook cell; for exec, put the text into linecache",
+        ) from err
+    parser = Parser(source, {function.__name__: function.__annotations__})
     parser.tile_standalone = True
     install(parser)
     with IRBuilder() as builder:
@@ -88,27 +136,40 @@ def _parse(function, captured: dict, check_well_formed: bool) -> PrimFunc:
 
 
 class TileMacro(TIRInline):
-    """A macro of kernel statements; ``return expr`` as its last statement makes it an expression."""
-
-    def parse_macro(self, parser):
-        """Parse the body into the kernel at hand; the value of its ``return``, or None."""
-        depth = getattr(parser, "tile_macro_depth", 0)
-        parser.tile_macro_depth, parser.tile_macro_value = depth + 1, None
-        try:
-            super().parse_macro(parser)
-            return parser.tile_macro_value
-        finally:
-            parser.tile_macro_depth = depth
+    """A macro of kernel statements; ``return expr`` gives the call a value."""
 
     def __call__(self, *args, **kwargs):
-        from .context import current
-
+        """Parse the body into the kernel at hand; the value of its ``return``, or None."""
         context = current(f"the macro {self.func.__name__}")
-        saved, context.function_frame = context.function_frame, 2
+        bound = inspect.signature(self.func).bind(*args, **kwargs)
+        bound.apply_defaults()
+        values = {name: macro_argument(value, name) for name, value in bound.arguments.items()}
+        parser, table, frame = context.parser, context.parser.var_table, context.function_frame
+        if self.defining_var_table is not None:
+            outer = self.defining_var_table.get_at_depth(self.definition_depth)
+        else:
+            outer = {"range": tile_range, **self.closure_vars}
+        context.macro_scopes.append(len(context.scopes))
         try:
-            return super().__call__(*args, **kwargs)
+            with parser.with_diag_source(self.source):
+                parser.var_table, context.function_frame = VarTable(), 2
+                with parser.var_table.with_frame():
+                    for name, value in outer.items():
+                        parser.var_table.add(name, value)
+                    with parser.var_table.with_frame():
+                        for name, value in values.items():
+                            parser.var_table.add(name, value)
+                        parser.visit_body(self.get_macro_def().body)
+            return None
+        except _parser.MacroReturn as returned:
+            return returned.value
+        except TileError as err:
+            if err.location is not None:
+                err.in_macro = self.func.__name__  # the call's place is known one level up
+            raise
         finally:
-            context.function_frame = saved
+            parser.var_table, context.function_frame = table, frame
+            context.macro_scopes.pop()
 
 
 def macro(func: Callable | None = None):

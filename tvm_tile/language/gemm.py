@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import tvm
 from tvm import tirx
 from tvm.ir import TensorLoad
-from tvm.tirx import is_buffer_var
-from tvm.tirx.script import builder as B
+from tvm.tirx.script import builder
 
 from ..errors import TileShapeError, TileTypeError
 from .context import tile_op
@@ -14,7 +12,8 @@ from .copy import fill
 from .dtypes import constant
 from .emit import nest
 from .policy import GemmWarpPolicy, policy_name
-from .regions import Region, as_region, check_static, const_int, scope_name, shape_text
+from .regions import Region, as_region, check_disjoint, check_static, const_int, scope_name, shape_text
+from .values import as_expression, check_uniform, is_expression
 
 __all__ = ["TRIPLES", "gemm"]
 
@@ -37,7 +36,7 @@ TRIPLES: dict[tuple[str, str], tuple[str, ...]] = {
 
 def gemm(
     A,  # noqa: N803
-    B_,  # noqa: N803
+    B,  # noqa: N803
     C,  # noqa: N803
     transpose_A: bool = False,  # noqa: N803
     transpose_B: bool = False,  # noqa: N803
@@ -53,7 +52,7 @@ def gemm(
     ----------
     A : buffer or slice
         ``(M, K)``, or ``(K, M)`` with ``transpose_A``; shared tile or fragment.
-    B_ : buffer or slice
+    B : buffer or slice
         ``(K, N)``, or ``(N, K)`` with ``transpose_B``; shared tile.
     C : buffer or slice
         ``(M, N)`` fragment.
@@ -75,13 +74,14 @@ def gemm(
         When shapes or dtypes do not fit; the message lists the allowed dtype triples.
     """
     context = tile_op("T.gemm")
-    a, b, c = as_region(A, "T.gemm", "A"), as_region(B_, "T.gemm", "B"), as_region(C, "T.gemm", "C")
+    a, b, c = as_region(A, "T.gemm", "A"), as_region(B, "T.gemm", "B"), as_region(C, "T.gemm", "C")
     for name, flag in (("transpose_A", transpose_A), ("transpose_B", transpose_B), ("clear_accum", clear_accum)):
         if not isinstance(flag, bool | int):
             raise TileTypeError(f"T.gemm: {name} must be True or False, but it is {flag!r}")
     _check_scopes(a, b, c)
     m, n, k = _check_shapes(a, b, c, bool(transpose_A), bool(transpose_B))
     _check_dtypes(a, b, c, precision)
+    check_disjoint(a, c, "T.gemm", ("A", "C"))
     attrs = {
         "tile.policy": policy_name(policy),
         "tile.trans": [int(bool(transpose_A)), int(bool(transpose_B))],
@@ -91,8 +91,11 @@ def gemm(
         _masked(context, a, b, c, (m, n, k), attrs, as_region(mask, "T.gemm", "mask"), mask_value, clear_accum)
         return
     if mask_value is not None:
-        raise TileTypeError("T.gemm: mask_value needs a tile mask", advice="pass mask=<tile of C's shape>, or drop mask_value")
+        raise TileTypeError(
+            "T.gemm: mask_value needs a tile mask", advice="pass mask=<tile of C's shape>, or drop mask_value"
+        )
     condition = _scalar_mask(mask)
+    check_uniform([condition])
     if condition is False:
         if clear_accum:
             fill(C, 0)
@@ -102,7 +105,7 @@ def gemm(
         return
     if clear_accum:
         fill(C, 0)
-    with B.If(condition), B.Then(), context.scope("if"):
+    with builder.If(condition), builder.Then(), context.scope("if"):
         _product(context, a, b, c, (m, n, k), attrs, clear=False)
 
 
@@ -127,10 +130,10 @@ def _product(context, a, b, c, extents, attrs, clear: bool) -> None:
     with nest(context, "gemm", extents, attrs, "SSR") as (i, j, k):
         at = _matrix_index(c, i, j)
         if clear:
-            with B.init():
-                B.buffer_store(c.buffer, constant(0, c.dtype, "T.gemm"), at)
+            with builder.init():
+                builder.buffer_store(c.buffer, constant(0, c.dtype, "T.gemm"), at)
         left, right = _operands(a, b, attrs, i, j, k, c.dtype)
-        B.buffer_store(c.buffer, c.buffer[tuple(at)] + left * right, at)
+        builder.buffer_store(c.buffer, c.buffer[tuple(at)] + left * right, at)
 
 
 def _masked(context, a, b, c, extents, attrs, mask, mask_value, clear) -> None:
@@ -143,26 +146,28 @@ def _masked(context, a, b, c, extents, attrs, mask, mask_value, clear) -> None:
     if mask.dtype not in ("bool", "int8", "uint8"):
         raise TileTypeError(f"T.gemm: the mask has dtype {mask.dtype}; it must be bool or int8")
     if mask.scope == "global":
-        raise TileTypeError(f"T.gemm: the mask ({mask.buffer.name}) is a global tensor",
-                            advice="T.copy it into a shared tile or fragment first")
+        raise TileTypeError(
+            f"T.gemm: the mask ({mask.buffer.name}) is a global tensor",
+            advice="T.copy it into a shared tile or fragment first",
+        )
     attrs = {**attrs, "tile.mask": 1}
     with nest(context, "gemm", extents, attrs, "SSR") as (i, j, k):
         at = _matrix_index(c, i, j)
         keep = mask.buffer[tuple(_matrix_index(mask, i, j))]
         keep = keep if mask.dtype == "bool" else keep != tirx.const(0, mask.dtype)
         if clear:
-            with B.init():
-                B.buffer_store(c.buffer, constant(0, c.dtype, "T.gemm"), at)
+            with builder.init():
+                builder.buffer_store(c.buffer, constant(0, c.dtype, "T.gemm"), at)
         left, right = _operands(a, b, attrs, i, j, k, c.dtype)
         old = c.buffer[tuple(at)]
         other = old if mask_value is None else constant(mask_value, c.dtype, "T.gemm: mask_value")
-        B.buffer_store(c.buffer, tirx.Select(keep, old + left * right, other), at)
+        builder.buffer_store(c.buffer, tirx.Select(keep, old + left * right, other), at)
 
 
 def _is_tile(mask) -> bool:
     if mask is None or isinstance(mask, bool | int):
         return False
-    return is_buffer_var(mask) or not (tvm.ir.is_prim_expr(mask) or hasattr(mask, "expr_ty")) or (
+    return not is_expression(mask) or (
         isinstance(mask, TensorLoad) and any(isinstance(i, tirx.Ramp) for i in mask.indices)
     )
 
@@ -173,7 +178,7 @@ def _scalar_mask(mask):
         return None
     if isinstance(mask, bool | int):
         return None if mask else False
-    expr = mask if tvm.ir.is_prim_expr(mask) else tirx.convert(mask)
+    expr = as_expression(mask)
     dtype = str(expr.ty.dtype)
     if dtype == "bool":
         return expr
@@ -193,7 +198,8 @@ def _check_scopes(a: Region, b: Region, c: Region) -> None:
         if region.scope not in allowed[name]:
             where = " or ".join({"shared": "a shared tile", "fragment": "a fragment"}[s] for s in allowed[name])
             raise TileTypeError(
-                f"T.gemm: {name} ({region.buffer.name}) is {scope_name(region.buffer)}; it must be {where}", advice=fixes[name]
+                f"T.gemm: {name} ({region.buffer.name}) is {scope_name(region.buffer)}; it must be {where}",
+                advice=fixes[name],
             )
 
 
@@ -201,10 +207,14 @@ def _check_shapes(a: Region, b: Region, c: Region, trans_a: bool, trans_b: bool)
     shapes = {}
     for name, region in (("A", a), ("B", b), ("C", c)):
         if region.start_only and len(region.mins) >= 1:
-            raise TileShapeError(f"T.gemm: {name} is the single element {region}", advice="pass the buffer or a slice of it")
+            raise TileShapeError(
+                f"T.gemm: {name} is the single element {region}", advice="pass the buffer or a slice of it"
+            )
         extents = check_static(region, "T.gemm", name)
         if len(extents) < 2 or any(e != 1 for e in extents[:-2]):
-            raise TileShapeError(f"T.gemm: {name} ({region}) has shape {shape_text(extents)}; it must be two-dimensional")
+            raise TileShapeError(
+                f"T.gemm: {name} ({region}) has shape {shape_text(extents)}; it must be two-dimensional"
+            )
         shapes[name] = tuple(extents[-2:])
     (m, k) = shapes["A"][::-1] if trans_a else shapes["A"]
     (n, k_b) = shapes["B"] if trans_b else shapes["B"][::-1]

@@ -15,6 +15,7 @@ from .context import KernelContext, current, inside_kernel, tile_op
 from .dtypes import constant
 from .emit import block
 from .regions import const_int, dtype_of, scope_of
+from .values import as_expression, is_expression, reads_memory
 
 __all__ = ["Kernel", "annotate_layout", "annotate_safe_value", "assume", "sync_threads", "use_swizzle", "ws"]
 
@@ -49,19 +50,30 @@ class Kernel:
             raise TileShapeError(f"T.Kernel takes one to three grid extents, but got {len(grid)}")
         for extent in grid:
             if const_int(extent) is None and not tvm.ir.is_prim_expr(extent):
-                raise TileTypeError(f"T.Kernel: grid extent {extent!r} is not an integer",
-                                    advice="use // or T.ceildiv to compute grid extents")
+                raise TileTypeError(
+                    f"T.Kernel: grid extent {extent!r} is not an integer",
+                    advice="use // or T.ceildiv to compute grid extents",
+                )
             if tvm.ir.is_prim_expr(extent) and not str(extent.ty.dtype).startswith(("int", "uint")):
-                raise TileTypeError(f"T.Kernel: grid extent {extent} has dtype {extent.ty.dtype}",
-                                    advice="use // or T.ceildiv to compute grid extents")
+                raise TileTypeError(
+                    f"T.Kernel: grid extent {extent} has dtype {extent.ty.dtype}",
+                    advice="use // or T.ceildiv to compute grid extents",
+                )
+            if tvm.ir.is_prim_expr(extent) and reads_memory(extent):
+                raise TileTypeError(
+                    f"T.Kernel: grid extent {extent} reads memory; the grid is chosen by the host before the kernel runs",
+                    advice="pass the extent as a scalar parameter, e.g. n: T.int32",
+                )
             if const_int(extent) is not None and const_int(extent) < 0:
                 raise TileShapeError(f"T.Kernel: grid extent {extent} is negative")
         count = const_int(threads)
         if count is None:
             raise TileTypeError(f"T.Kernel: threads must be a Python integer, but it is {threads!r}")
         if not 1 <= count <= MAX_THREADS:
-            raise TileShapeError(f"T.Kernel: threads={count} is not between 1 and {MAX_THREADS}",
-                                 advice="128, 256 or 384 threads suit most kernels")
+            raise TileShapeError(
+                f"T.Kernel: threads={count} is not between 1 and {MAX_THREADS}",
+                advice="128, 256 or 384 threads suit most kernels",
+            )
         self.context = context
         self.kernel = KernelContext(count, tuple(grid))
         self.stack = contextlib.ExitStack()
@@ -129,9 +141,12 @@ def annotate_layout(layouts: dict) -> None:
         scope = scope_of(buffer)
         if scope not in ("shared", "fragment"):
             raise TileTypeError(f"T.annotate_layout: {buffer.name} is not a shared tile or a fragment")
+        if buffer.name in context.kernel.layouts:
+            raise TileSyntaxError(f"T.annotate_layout: {buffer.name} already has a layout")
         if not hasattr(layout, "to_json") or not hasattr(layout, "shape"):
             raise TileTypeError(
-                f"T.annotate_layout: {layout!r} is not a layout", advice="make one with tvm_tile.layout, e.g. SharedLayout"
+                f"T.annotate_layout: {layout!r} is not a layout",
+                advice="make one with tvm_tile.layout, e.g. SharedLayout",
             )
         if tuple(layout.shape) != tuple(int(e) for e in buffer.ty.shape):
             raise TileShapeError(
@@ -147,23 +162,54 @@ def annotate_safe_value(values: dict) -> None:
     Parameters
     ----------
     values : dict
-        Global tensor -> constant. It holds for the reads that follow in this kernel.
+        Global tensor -> constant. It holds for all reads of the tensor in this kernel.
+
+    Raises
+    ------
+    TileTypeError
+        When a key is not a global tensor, or the value is not a constant of the tensor's dtype.
+    TileSyntaxError
+        When the tensor already has another safe value in this kernel.
     """
     context = inside_kernel("T.annotate_safe_value")
     if not isinstance(values, dict):
         raise TileTypeError(f"T.annotate_safe_value takes a dict of tensor -> value, but got {type(values).__name__}")
     for buffer, value in values.items():
         if not is_buffer_var(buffer) or scope_of(buffer) != "global":
-            raise TileTypeError("T.annotate_safe_value: the keys must be global tensors",
-                                advice="only reads of global memory can be out of bounds")
+            raise TileTypeError(
+                "T.annotate_safe_value: the keys must be global tensors",
+                advice="only reads of global memory can be out of bounds",
+            )
         number = constant(value, dtype_of(buffer), "T.annotate_safe_value")
         number = tvm.sym.Analyzer().simplify(number)
         if not isinstance(number, tirx.IntImm | tirx.FloatImm):
-            raise TileTypeError(f"T.annotate_safe_value: the value for {buffer.name} must be a constant, but it is {number}")
-        context.kernel.safe_values[buffer.name] = number.value
+            raise TileTypeError(
+                f"T.annotate_safe_value: the value for {buffer.name} must be a constant, but it is {number}"
+            )
         safe = context.kernel.annotations.setdefault("tile.safe_values", {})
         # as text: infinities do not survive the printer as numbers
-        safe[buffer.name] = repr(number.value)
+        text = repr(number.value)
+        if safe.setdefault(buffer.name, text) != text:
+            raise TileSyntaxError(
+                f"T.annotate_safe_value: {buffer.name} already has the safe value {safe[buffer.name]}",
+                advice="one value holds for all reads of a tensor in a kernel",
+            )
+
+
+class WarpGroup:
+    """The context manager of :func:`ws`."""
+
+    def __init__(self, context, index: int) -> None:
+        self.context, self.index = context, index
+        self.stack = contextlib.ExitStack()
+
+    def __enter__(self) -> None:
+        self.stack.enter_context(B.sblock(self.context.unique("ws")))
+        B.sblock_attr({"tile.ws": self.index})
+        self.stack.enter_context(self.context.scope("ws"))
+
+    def __exit__(self, *exc):
+        return self.stack.__exit__(*exc)
 
 
 def ws(group: int):
@@ -189,14 +235,7 @@ def ws(group: int):
             advice=f"launch T.Kernel(..., threads={128 * (index + 1)})",
         )
 
-    @contextlib.contextmanager
-    def frame():
-        with B.sblock(context.unique("ws")):
-            B.sblock_attr({"tile.ws": index})
-            with context.scope("ws"):
-                yield
-
-    return frame()
+    return WarpGroup(context, index)
 
 
 def sync_threads() -> None:
@@ -218,15 +257,22 @@ def assume(condition, message: str = "") -> None:
     """
     context = current("T.assume")
     if context.kernel is not None:
-        raise TileSyntaxError("T.assume inside T.Kernel", advice="state assumptions before the kernel, at the top of the function")
+        raise TileSyntaxError(
+            "T.assume inside T.Kernel", advice="state assumptions before the kernel, at the top of the function"
+        )
     if isinstance(condition, bool):
         if not condition:
             raise TileShapeError("T.assume: the condition is always false" + (f": {message}" if message else ""))
         return
-    if not tvm.ir.is_prim_expr(condition):
-        if not hasattr(condition, "expr_ty"):
-            raise TileTypeError(f"T.assume takes a bool expression, but got {type(condition).__name__}")
-        condition = tirx.convert(condition)
+    condition = as_expression(condition)
+    if not is_expression(condition) or str(condition.ty.dtype) != "bool":
+        what = f"{condition} of dtype {condition.ty.dtype}" if is_expression(condition) else type(condition).__name__
+        raise TileTypeError(f"T.assume takes a bool expression, but got {what}", advice="compare: T.assume(n % 8 == 0)")
+    if reads_memory(condition):
+        raise TileTypeError(
+            f"T.assume({condition}) reads a tensor; it is checked before the kernel runs",
+            advice="assume something of scalar parameters and shapes, or use T.device_assert",
+        )
     frame = B.Assert(condition, message or f"T.assume({condition}) does not hold")
     frame.add_callback(lambda: frame.__exit__(None, None, None))
     frame.__enter__()

@@ -4,49 +4,34 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+from collections.abc import Callable
 
 import tvm
 from tvm import tirx
 from tvm.tirx.script import builder as B
 
 from ..errors import TileShapeError, TileSyntaxError, TileTypeError
-from .context import FunctionContext, tile_op
+from .context import FunctionContext, current, inside_kernel, tile_op
 from .emit import nest
 from .regions import const_int
+from .values import as_expression, is_expression, snapshot
 
-__all__ = ["Parallel", "Persistent", "Pipelined", "TileLoop", "TileRange", "tile_range"]
-
-
-class TileRange:
-    """``range(lo, hi[, step])`` with TIR expressions."""
-
-    def __init__(self, *args) -> None:
-        if not 1 <= len(args) <= 3:
-            raise TileSyntaxError(f"range takes 1 to 3 arguments, but got {len(args)}")
-        for value in args:
-            if const_int(value) is None and not tvm.ir.is_prim_expr(value):
-                raise TileTypeError(f"range: {value!r} is not an integer expression")
-            if tvm.ir.is_prim_expr(value) and not str(value.ty.dtype).startswith(("int", "uint")):
-                raise TileTypeError(f"range: {value} has dtype {value.ty.dtype}, not an integer one")
-        self.start, self.stop = (0, args[0]) if len(args) == 1 else args[:2]
-        self.step = args[2] if len(args) == 3 else 1
-
-    def frame(self):
-        """The serial loop."""
-        if const_int(self.step) == 1:
-            return B.serial(self.start, self.stop)
-        return B.serial(self.start, self.stop, step=self.step)
-
-
-def tile_range(*args):
-    """``range`` as kernels see it: the builtin one for Python integers, :class:`TileRange` for expressions."""
-    if all(isinstance(a, int) and not isinstance(a, bool) for a in args):
-        return builtins.range(*args)
-    return TileRange(*args)
+__all__ = [
+    "Parallel",
+    "Persistent",
+    "Pipelined",
+    "TileLoop",
+    "TileRange",
+    "grid",
+    "serial",
+    "tile_range",
+    "unroll",
+    "vectorized",
+]
 
 
 class TileLoop:
-    """A loop construct of the language: a context manager that yields the loop variables.
+    """A loop construct of the language; :meth:`open` enters its frames.
 
     ``kind`` is the scope it opens (see :class:`FunctionContext`).
     """
@@ -57,8 +42,130 @@ class TileLoop:
         self.context = context
 
     def open(self, stack: contextlib.ExitStack):
-        """Enter the frames; the variables for the loop's target."""
+        """Enter the frames; the values for the loop's target."""
         raise NotImplementedError
+
+
+def _bound(value, what: str, name: str):
+    """A loop bound: an integer expression, taken once before the loop."""
+    number = const_int(value)
+    if number is not None:
+        return number
+    value = as_expression(value)
+    if not is_expression(value):
+        raise TileTypeError(f"{what}: {name} must be an integer expression, but it is {value!r}")
+    if not str(value.ty.dtype).startswith(("int", "uint")):
+        raise TileTypeError(f"{what}: {name} = {value} has dtype {value.ty.dtype}, not an integer one",
+                            advice="use // or T.ceildiv, or T.cast(value, \"int32\")")  # fmt: skip
+    return value
+
+
+class TileRange(TileLoop):
+    """``range(lo, hi[, step])`` with TIR expressions, and the serial, unrolled and vectorised loops."""
+
+    def __init__(self, context, what: str, make: Callable, *args, step=1, annotations=None) -> None:
+        super().__init__(context)
+        if not 1 <= len(args) <= 3:
+            raise TileSyntaxError(f"{what} takes 1 to 3 arguments, but got {len(args)}")
+        names = ("stop",) if len(args) == 1 else ("start", "stop", "step")
+        values = [_bound(value, what, name) for value, name in zip(args, names, strict=False)]
+        self.start, self.stop = (0, values[0]) if len(values) == 1 else values[:2]
+        self.step = const_int(values[2] if len(values) == 3 else step)
+        self.make, self.annotations = make, annotations
+        if self.step is None:
+            raise TileTypeError(
+                f"{what}: the step must be a Python integer, but it is {values[2] if len(values) == 3 else step}",
+                advice="count with step 1 and multiply",
+            )
+        if self.step == 0:
+            raise TileShapeError(f"{what}: the step must not be zero")
+
+    def open(self, stack):
+        start, stop = snapshot(self.start, "start"), snapshot(self.stop, "stop")
+        options = {} if self.annotations is None else {"annotations": self.annotations}
+        if self.step == 1:
+            return self._enter(stack, self.make(start, stop, **options))
+        # counted from 0 with step 1, so that every later stage sees plain loops
+        distance = stop - start if self.step > 0 else start - stop
+        count = (
+            tirx.ceildiv(tirx.convert(distance), abs(self.step))
+            if isinstance(distance, tvm.ir.Expr)
+            else -(-distance // abs(self.step))
+        )
+        if isinstance(count, int):
+            count = max(count, 0)
+        return start + self._enter(stack, self.make(0, count, **options)) * self.step
+
+    def _enter(self, stack, frame):
+        value = stack.enter_context(frame)
+        stack.enter_context(self.context.scope(self.kind))
+        return value
+
+
+def tile_range(*args):
+    """``range`` as kernels see it: the builtin one for Python integers, :class:`TileRange` for expressions."""
+    if all(isinstance(a, int) and not isinstance(a, bool) for a in args):
+        return builtins.range(*args)
+    return TileRange(current("range"), "range", B.serial, *args)
+
+
+def serial(start, stop=None, *, step: int = 1, annotations: dict | None = None):
+    """A loop whose iterations run in order: ``for i in T.serial(n):``; ``range`` is the same.
+
+    Parameters
+    ----------
+    start, stop : int or expression
+        Bounds; one alone is the number of iterations.
+    step : int
+        Distance of the values, not zero.
+    annotations : dict, optional
+        Annotations of the TIR loop.
+    """
+    return _plain("T.serial", B.serial, start, stop, step, annotations)
+
+
+def unroll(start, stop=None, *, step: int = 1, annotations: dict | None = None):
+    """A loop that the compiler unrolls. Parameters as in :func:`serial`."""
+    return _plain("T.unroll", B.unroll, start, stop, step, annotations)
+
+
+def vectorized(start, stop=None, *, annotations: dict | None = None):
+    """A loop that runs in vector lanes; its bounds are constants. Parameters as in :func:`serial`."""
+    for value in (start, stop):
+        if value is not None and const_int(value) is None:
+            raise TileShapeError(
+                f"T.vectorized: the bound {value} is not a compile-time constant", advice="use T.serial"
+            )
+    return _plain("T.vectorized", B.vectorized, start, stop, 1, annotations)
+
+
+def _plain(what, make, start, stop, step, annotations):
+    bounds = (start,) if stop is None else (start, stop)
+    return TileRange(inside_kernel(what), what, make, *bounds, step=step, annotations=annotations)
+
+
+class _Grid(TileLoop):
+    def __init__(self, context, extents) -> None:
+        super().__init__(context)
+        self.extents = extents
+
+    def open(self, stack):
+        values = stack.enter_context(B.grid(*[snapshot(e, "extent") for e in self.extents]))
+        stack.enter_context(self.context.scope(self.kind))
+        return values
+
+
+def grid(*extents):
+    """Nested serial loops: ``for i, j in T.grid(m, n):``.
+
+    Parameters
+    ----------
+    *extents : int or expression
+        Number of iterations of each loop, outermost first.
+    """
+    if not extents:
+        raise TileShapeError("T.grid needs at least one extent")
+    return _Grid(inside_kernel("T.grid"), [_bound(e, "T.grid", "extent") for e in extents])
 
 
 class _Parallel(TileLoop):
@@ -69,7 +176,7 @@ class _Parallel(TileLoop):
         self.extents = extents
 
     def open(self, stack):
-        axes = stack.enter_context(nest(self.context, "parallel", self.extents))
+        axes = stack.enter_context(nest(self.context, "parallel", [snapshot(e, "extent") for e in self.extents]))
         stack.enter_context(self.context.scope(self.kind))
         return axes[0] if len(axes) == 1 else tuple(axes)
 
@@ -88,13 +195,11 @@ def Parallel(*extents):  # noqa: N802
     context = tile_op("T.Parallel")
     if not extents:
         raise TileShapeError("T.Parallel needs at least one extent")
-    for extent in extents:
-        value = const_int(extent)
-        if value is None and not tvm.ir.is_prim_expr(extent):
-            raise TileTypeError(f"T.Parallel: extent {extent!r} is not an integer")
-        if value is not None and value < 1:
+    extents = [_bound(extent, "T.Parallel", "extent") for extent in extents]
+    for value in extents:
+        if isinstance(value, int) and value < 1:
             raise TileShapeError(f"T.Parallel: extent {value} is not positive")
-    return _Parallel(context, list(extents))
+    return _Parallel(context, extents)
 
 
 class _Pipelined(TileLoop):
@@ -110,7 +215,9 @@ class _Pipelined(TileLoop):
         return "tile.order" in self.annotations or "tile.stage" in self.annotations
 
     def open(self, stack):
-        loop = stack.enter_context(B.serial(self.start, self.stop, annotations=self.annotations))
+        loop = stack.enter_context(
+            B.serial(snapshot(self.start, "start"), snapshot(self.stop, "stop"), annotations=self.annotations)
+        )
         stack.enter_context(self.context.scope(self.kind))
         return loop
 
@@ -148,29 +255,35 @@ def Pipelined(start, stop=None, num_stages=None, order=None, stage=None):  # noq
         if stop is not None:
             raise TileSyntaxError("T.Pipelined(range(lo, hi), num_stages): the range already has both bounds")
         if const_int(start.step) != 1:
-            raise TileShapeError(f"T.Pipelined: the range has step {start.step}; only step 1 is possible",
-                                 advice="iterate over T.ceildiv(hi - lo, step) and multiply")
+            raise TileShapeError(
+                f"T.Pipelined: the range has step {start.step}; only step 1 is possible",
+                advice="iterate over T.ceildiv(hi - lo, step) and multiply",
+            )
         start, stop = start.start, start.stop
     elif stop is None:
         start, stop = 0, start
-    elif num_stages is None and const_int(stop) is not None and (const_int(start) is None or const_int(start) > const_int(stop)):
+    elif (
+        num_stages is None
+        and const_int(stop) is not None
+        and (const_int(start) is None or const_int(start) > const_int(stop))
+    ):
         raise TileSyntaxError(
             f"T.Pipelined({start}, {stop}) would count from {start} to {stop}",
             advice=f"write T.Pipelined({start}, num_stages={stop}), or name num_stages to give both bounds",
         )
-    for name, value in (("start", start), ("stop", stop)):
-        if const_int(value) is None and not tvm.ir.is_prim_expr(value):
-            raise TileTypeError(f"T.Pipelined: {name} must be an integer expression, but it is {value!r}")
-        if tvm.ir.is_prim_expr(value) and not str(value.ty.dtype).startswith(("int", "uint")):
-            raise TileTypeError(f"T.Pipelined: {name} = {value} has dtype {value.ty.dtype}, not an integer one")
+    start, stop = _bound(start, "T.Pipelined", "start"), _bound(stop, "T.Pipelined", "stop")
     stages = 0 if num_stages is None else const_int(num_stages)
     if stages is None:
         raise TileTypeError(f"T.Pipelined: num_stages must be a Python integer, but it is {num_stages!r}")
     if stages < 0:
-        raise TileShapeError(f"T.Pipelined: num_stages={stages} is negative", advice="use 0 for no overlap, 2 to 4 to hide copies")
+        raise TileShapeError(
+            f"T.Pipelined: num_stages={stages} is negative", advice="use 0 for no overlap, 2 to 4 to hide copies"
+        )
     if "pipeline" in context.scopes and stages > 1:
-        raise TileSyntaxError("T.Pipelined with num_stages > 1 inside another T.Pipelined",
-                              advice="pipeline the innermost loop only and make the outer one T.serial")
+        raise TileSyntaxError(
+            "T.Pipelined with num_stages > 1 inside another T.Pipelined",
+            advice="pipeline the innermost loop only and make the outer one T.serial",
+        )
     annotations = {"tile.num_stages": stages}
     for name, given in (("order", order), ("stage", stage)):
         if given is None:
@@ -192,8 +305,9 @@ class _Persistent(TileLoop):
         self.domain, self.ctas, self.index = domain, ctas, index
 
     def open(self, stack):
-        total = self.domain[0]
-        for extent in self.domain[1:]:
+        domain = [snapshot(e, "extent") for e in self.domain]
+        total = domain[0]
+        for extent in domain[1:]:
             total = total * extent
         total = tirx.convert(total)
         waves = tirx.ceildiv(total, self.ctas)
@@ -203,7 +317,7 @@ class _Persistent(TileLoop):
         stack.enter_context(B.If(tile < total))
         stack.enter_context(B.Then())
         out = []
-        for extent in reversed(self.domain[1:]):
+        for extent in reversed(domain[1:]):
             out.append(tirx.floormod(tile, extent))
             tile = tirx.floordiv(tile, extent)
         out.append(tile)
@@ -229,10 +343,8 @@ def Persistent(domain, ctas, index):  # noqa: N802
     domain = list(domain) if isinstance(domain, list | tuple | tvm.ir.Array) else [domain]
     if not domain:
         raise TileShapeError("T.Persistent: the tile space has no dimensions")
-    if const_int(ctas) is not None and const_int(ctas) < 1:
+    domain = [_bound(extent, "T.Persistent", "extent") for extent in domain]
+    ctas, index = _bound(ctas, "T.Persistent", "ctas"), _bound(index, "T.Persistent", "index")
+    if isinstance(ctas, int) and ctas < 1:
         raise TileShapeError(f"T.Persistent: ctas={ctas} is not positive")
     return _Persistent(context, domain, ctas, index)
-
-
-
-

@@ -12,7 +12,7 @@ from .context import tile_op
 from .copy import on_chip
 from .dtypes import is_float, is_integer
 from .emit import block, nest
-from .regions import Region, as_region, check_static, const_int, shape_text
+from .regions import Region, as_region, check_disjoint, check_static, const_int, shape_text
 
 __all__ = ["all_of", "any_of", "cumsum", "reduce_abssum", "reduce_absmax", "reduce_max", "reduce_min", "reduce_sum"]
 
@@ -74,16 +74,19 @@ def _reduce(kind: str, src, dst, dim: int, clear: bool, what: str) -> None:
             advice=f"allocate dst as T.alloc_fragment({shape_text(rest or [1])}, {target.dtype!r})",
         )
     if source.dtype == "bool" and kind in ("sum", "absmax", "abssum"):
-        raise TileTypeError(f"{what}: cannot reduce bool values", advice="use T.any_of or T.all_of, or copy them to int32 first")
+        raise TileTypeError(
+            f"{what}: cannot reduce bool values", advice="use T.any_of or T.all_of, or copy them to int32 first"
+        )
     if source.dtype != target.dtype and (is_float(source.dtype) and is_integer(target.dtype)):
         raise TileTypeError(f"{what}: src is {source.dtype}, dst is {target.dtype}")
+    check_disjoint(source, target, what)
     identity, combine, transform = _KINDS[kind]
     order = [d for d in range(len(shape)) if d != axis] + [axis]  # the reduced axis innermost
     extents = [shape[d] for d in order]
     kinds = "S" * (len(shape) - 1) + "R"
     attrs = {"tile.reduce": kind, "tile.dim": axis, "tile.clear": int(bool(clear))}
     with nest(context, "reduce", extents, attrs, kinds) as axes:
-        by_dim = dict(zip(order, axes))
+        by_dim = dict(zip(order, axes, strict=False))
         at = _target_index(target, out, kept, rest, by_dim, axis)
         if clear:
             with B.init():
@@ -208,6 +211,8 @@ def cumsum(src, dst=None, dim: int = 0, reverse: bool = False) -> None:
         raise TileShapeError(f"{what}: src is {shape_text(shape)}, but dst is {shape_text(target.extents)}")
     if source.dtype != target.dtype:
         raise TileTypeError(f"{what}: src is {source.dtype}, but dst is {target.dtype}")
+    if str(source) != str(target):
+        check_disjoint(source, target, what)
     if source.dtype == "bool":
         raise TileTypeError(f"{what}: cannot sum bool values", advice="copy them to int32 first")
     axis = const_int(dim)
@@ -222,7 +227,7 @@ def cumsum(src, dst=None, dim: int = 0, reverse: bool = False) -> None:
         with B.grid(*[shape[d] for d in lead], size) as loops:
             loops = list(loops) if len(shape) > 1 else [loops]
             position = size - 1 - loops[-1] if reverse else loops[-1]
-            by_dim = dict(zip(lead, loops[:-1])) | {axis: position}
+            by_dim = dict(zip(lead, loops[:-1], strict=False)) | {axis: position}
             here = [by_dim[d] for d in range(len(shape))]
             step = 1 if reverse else -1
             before = [by_dim[d] + step if d == axis else by_dim[d] for d in range(len(shape))]
@@ -230,5 +235,3 @@ def cumsum(src, dst=None, dim: int = 0, reverse: bool = False) -> None:
             previous = target.buffer[tuple(target.full_index(before))]
             total = tirx.if_then_else(loops[-1] > 0, previous + value, value)
             B.buffer_store(target.buffer, total, target.full_index(here))
-
-

@@ -13,7 +13,7 @@ from tvm.tirx import is_buffer_var
 
 from ..errors import TileShapeError, TileTypeError
 
-__all__ = ["Region", "as_region", "const_int", "dtype_of", "scope_of", "scope_name", "shape_text"]
+__all__ = ["Region", "as_region", "check_disjoint", "const_int", "dtype_of", "scope_of", "scope_name", "shape_text"]
 
 _SCOPES = {
     "global": "global",
@@ -48,8 +48,13 @@ def scope_of(buffer: Var) -> str:
 
 def scope_name(buffer: Var) -> str:
     """The scope in words, for messages."""
-    return {"global": "a global tensor", "shared": "a shared tile", "fragment": "a fragment",
-            "local": "per-thread memory", "variable": "a T.alloc_var variable"}[scope_of(buffer)]
+    return {
+        "global": "a global tensor",
+        "shared": "a shared tile",
+        "fragment": "a fragment",
+        "local": "per-thread memory",
+        "variable": "a T.alloc_var variable",
+    }[scope_of(buffer)]
 
 
 def shape_text(shape: Sequence) -> str:
@@ -99,7 +104,7 @@ class Region:
         """Indices of one element; ``axes`` has a variable for each dimension of :attr:`tile_shape`."""
         axes = list(axes)
         out = []
-        for start, extent in zip(self.mins, self.extents):
+        for start, extent in zip(self.mins, self.extents, strict=False):
             if const_int(extent) == 1:
                 out.append(start)
             else:
@@ -109,7 +114,7 @@ class Region:
 
     def full_index(self, axes: Sequence) -> list:
         """Indices of one element; ``axes`` has an entry for every dimension of the buffer."""
-        return [a if const_int(s) == 0 else s + a for s, a in zip(self.mins, axes)]
+        return [a if const_int(s) == 0 else s + a for s, a in zip(self.mins, axes, strict=False)]
 
     def with_extents(self, extents: Sequence) -> Region:
         """An element start given the other operand's extents, aligned with the trailing dimensions."""
@@ -119,13 +124,13 @@ class Region:
 
     def __str__(self) -> str:
         if all(const_int(m) == 0 for m in self.mins) and all(
-            same_extent(e, s) for e, s in zip(self.extents, self.buffer.ty.shape)
+            same_extent(e, s) for e, s in zip(self.extents, self.buffer.ty.shape, strict=False)
         ):
             return self.buffer.name
         if self.start_only:
             return f"{self.buffer.name}[{', '.join(str(m) for m in self.mins)}]"
         parts = []
-        for m, e in zip(self.mins, self.extents):
+        for m, e in zip(self.mins, self.extents, strict=False):
             parts.append(str(m) if const_int(e) == 1 else f"{m}:{_add(m, e)}")
         return f"{self.buffer.name}[{', '.join(parts)}]"
 
@@ -152,10 +157,18 @@ def as_region(value, what: str, argument: str) -> Region:
     TileTypeError
         When the argument is none of these.
     """
+    from .values import element_of, snapshot
+
+    value = element_of(value)
     if is_buffer_var(value):
         return Region(value, [0] * len(value.ty.shape), list(value.ty.shape))
+    # Starts that read memory are taken now: the operation itself may change that memory.
     if isinstance(value, TensorRegion) and is_buffer_var(value.source):
-        return Region(value.source, [r.min for r in value.region], [_simplify(r.extent) for r in value.region])
+        return Region(
+            value.source,
+            [snapshot(r.min, "start") for r in value.region],
+            [snapshot(_simplify(r.extent), "extent") for r in value.region],
+        )
     if isinstance(value, TensorLoad) and is_buffer_var(value.source):
         mins, extents, is_start = [], [], True
         for index in value.indices:
@@ -165,11 +178,11 @@ def as_region(value, what: str, argument: str) -> Region:
                         f"{what}: {argument} is a slice with step {index.stride}; only step 1 is possible",
                         advice="copy the whole range and pick elements in T.Parallel",
                     )
-                mins.append(index.base)
+                mins.append(snapshot(index.base, "start"))
                 extents.append(index.lanes)
                 is_start = False
             else:
-                mins.append(index)
+                mins.append(snapshot(index, "start"))
                 extents.append(1)
         return Region(value.source, mins, extents, start_only=is_start)
     kind = type(value).__name__
@@ -209,3 +222,28 @@ def check_static(region: Region, what: str, argument: str) -> list[int]:
             )
         out.append(value)
     return out
+
+
+def check_disjoint(a: Region, b: Region, what: str, names: tuple[str, str] = ("src", "dst")) -> None:
+    """Refuse an operation whose operands overlap in memory.
+
+    Raises
+    ------
+    TileShapeError
+        When both are parts of one buffer (or views of it) and cannot be proven to be apart.
+    """
+    from .context import active
+
+    roots = active().roots
+    if not roots.get(a.buffer, a.buffer).same_as(roots.get(b.buffer, b.buffer)):
+        return
+    if a.buffer.same_as(b.buffer):
+        analyzer = Analyzer()
+        for a_min, a_extent, b_min, b_extent in zip(a.mins, a.extents, b.mins, b.extents, strict=False):
+            apart = (_add(a_min, a_extent), b_min), (_add(b_min, b_extent), a_min)
+            if any(analyzer.can_prove(tirx.const(0, "int32") + end <= start) for end, start in apart):
+                return
+    raise TileShapeError(
+        f"{what}: {names[0]} ({a}) and {names[1]} ({b}) share memory, so elements would be overwritten before they are read",
+        advice="use another buffer for the result, or slices that are apart",
+    )
