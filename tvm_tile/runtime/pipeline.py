@@ -28,7 +28,7 @@ _local = threading.local()
 
 
 class observe:
-    """Calls ``see(module)`` with each module after host and device code were split, that this thread builds inside the ``with``."""
+    """Calls ``see(module)`` with what this thread builds inside the ``with``, once host and device code are split."""
 
     def __init__(self, see: Callable[[tvm.IRModule], None]) -> None:
         self.see = see
