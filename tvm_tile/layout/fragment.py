@@ -246,7 +246,7 @@ class Fragment:
 
         One comparison, so that no logical "and" is needed: its operands are all non-negative.
         """
-        terms = [digit_value(thread, r.stride, r.size, self.threads) for r in self.replicate]
+        terms = [digit_value(thread, r.stride, r.size, self.used_threads) for r in self.replicate]
         if self.used_threads < self.threads:
             terms.append(thread // self.used_threads)
         return total(terms) == 0 if terms else True

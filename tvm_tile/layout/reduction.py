@@ -62,7 +62,7 @@ class ReducePlan:
 
     def writes(self, thread: Index) -> Index:
         """Predicate: the one thread of each (group, rank) that writes its partial result. True if all do."""
-        terms = [digit_value(thread, mask, 2, self.source.threads) for mask in self.lane_masks]
+        terms = [digit_value(thread, mask, 2, self.source.used_threads) for mask in self.lane_masks]
         if self.source.used_threads < self.source.threads:
             terms.append(thread // self.source.used_threads)
         return total(terms) == 0 if terms else True
