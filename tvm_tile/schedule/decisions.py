@@ -40,6 +40,7 @@ from ..layout import Fragment, Instruction, SharedLayout, WarpPartition, find_in
 __all__ = [
     "COPY_KINDS", "CopyPlan", "PipelineDecision", "encode", "read_alignment", "read_chunks", "read_convert", "read_copy",
     "read_fragments", "read_instruction", "read_log", "read_loop", "read_partition", "read_pipeline", "read_raster",
+    "read_roles",
     "read_shared", "read_vector", "read_window",
 ]  # fmt: skip
 
@@ -192,6 +193,11 @@ def read_convert(annotations) -> list[str]:
 def read_pipeline(annotations) -> dict | None:
     """A loop's plan as a dictionary (see :class:`PipelineDecision`), None where nothing overlaps."""
     return _decode(annotations, "tile.pipeline")
+
+
+def read_roles(block) -> dict | None:
+    """Warp specialisation of a kernel: ``{"rings": [{"name", "copies", "slots"}], "registers": [producer, consumer]}``."""
+    return _decode(block, "tile.roles")
 
 
 def _attribute(func, key: str):

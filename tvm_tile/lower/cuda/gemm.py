@@ -22,6 +22,7 @@ from .build import const, evaluate, seq, unrolled, when
 from .fma import lower_fma
 from .program import Access, MicroNode, OpNode
 from .storage import Storage
+from .wgmma import lower_wgmma
 
 __all__ = ["lower_gemm"]
 
@@ -48,8 +49,8 @@ def lower_gemm(storage: Storage, node: OpNode, hw) -> list[MicroNode]:
     if instruction is None:
         return [MicroNode(reads, [], lambda: lower_fma(storage, node), f"gemm {op.name} (fma)")]
     partition = read_partition(op.annotations)
-    if instruction.family != "mma":
-        raise InternalError(f"no lowering for {instruction.ptx}", op.location)
+    if instruction.family == "wgmma":
+        return lower_wgmma(storage, node, instruction, partition, reads)
     return [
         MicroNode(
             reads, [], lambda: _Mma(storage, node, instruction, partition).emit(), f"gemm {op.name} ({instruction.ptx})"

@@ -1,22 +1,25 @@
-"""From one annotated kernel to thread-level TIR: tree, pipelines, steps, shared memory, barriers, code."""
+"""From one annotated kernel to thread-level TIR: tree, pipelines or roles, steps, shared memory, barriers, code."""
 
 from __future__ import annotations
 
 from tvm import tirx
-from tvm.ir import Range, Var
+from tvm.ir import Var
 from tvm.script import tirx as T
-from tvm.tirx import AllocBuffer, AttrStmt, Bind, For, ForKind, IterVar, is_buffer_var
+from tvm.tirx import For, ForKind
 from tvm.tirx.stmt import DeclBuffer
 
 from ...errors import InternalError, SourceLocation, TileTargetError
 from ...ir.kernels import KernelInfo
-from ...ir.visit import substitute, walk
-from ...schedule.decisions import read_fragments, read_pipeline, read_raster, read_shared
-from .build import const, evaluate, seq
+from ...ir.ops import GemmOp, SyncOp
+from ...schedule.decisions import read_instruction, read_pipeline, read_roles
+from .build import const, evaluate, seq, when
 from .gemm import lower_gemm
-from .memory import place_tiles
+from .launch import launch
+from .memory import Placement, place_tiles
 from .ops import lower_op
+from .overlap import overlap_iterations, stored_buffers
 from .pipeline import PipelinePlan, expand_pipelines
+from .placement import make_storage, viewed_buffer
 from .program import (
     CommitNode,
     CondNode,
@@ -28,13 +31,20 @@ from .program import (
     RawNode,
     WaitNode,
     WhileNode,
+    clone,
     read_body,
     walk_nodes,
 )
-from .storage import Storage
+from .rings import Rings, make_rings
+from .roles import ReleaseNode, RingWaitNode, buffers_of, consumer_tree, producer_tree
 from .sync import BarrierNode, insert_barriers
+from .tma import TensorMaps
+from .wgmma_waits import WgmmaWaitNode, place_wgmma_waits
 
 __all__ = ["lower_kernel"]
+
+PRODUCER_THREADS = 128
+CONSUMER_BARRIER = 1
 
 
 def lower_kernel(info: KernelInfo, hw, func: tirx.PrimFunc):
@@ -52,7 +62,7 @@ def lower_kernel(info: KernelInfo, hw, func: tirx.PrimFunc):
     Returns
     -------
     Stmt
-        ``launch_thread`` attributes around the code.
+        Launch attributes around the code, host code before them.
     """
     return _Lowering(info, hw, func).run()
 
@@ -60,111 +70,134 @@ def lower_kernel(info: KernelInfo, hw, func: tirx.PrimFunc):
 class _Lowering:
     def __init__(self, info: KernelInfo, hw, func) -> None:
         self.info, self.hw, self.func = info, hw, func
-        self.storage = Storage(info.threads, tx=Var("threadIdx_x", "int32"), base=Var("smem_base", "uint32"))
         self.location = SourceLocation.from_span(info.block.span)
-        self.scratch: set[Var] = set()
+        self.nodes = read_body(info.block.body)
+        self.roles = read_roles(info.block)
+        self.rings: Rings | None = None
+        self._refuse_groups()
 
-    def run(self):
-        nodes = read_body(self.info.block.body)
-        self._refuse_groups(nodes)
-        plans = self._plans(nodes)
-        self._make_storage(nodes, plans)
-        nodes = expand_pipelines(nodes, lambda loop: plans.get(id(loop)))
-        declared = set(self.storage.tiles)
-        nodes = self._steps(nodes)
-        self.scratch = {b for b in self.storage.tiles if b not in declared}
-        placement = place_tiles(self.storage, nodes, self.hw.shared_per_block, self.scratch, self.location)
-        written = _written_globals(nodes)
-
-        def shared(buffer):
-            return buffer in self.storage.tiles or any(buffer.same_as(w) for w in written)
-
-        nodes = insert_barriers(nodes, shared, lambda a, b: placement.overlap(self.storage, a, b))
-        if placement.bytes:
-            self.storage.pool = tirx.decl_buffer(
-                (placement.bytes,), "uint8", "smem", scope="shared.dyn", data_alignment=1024, layout=None
-            )
-        body = seq([self._emit(node) for node in nodes])
-        return self._launch(body)
-
-    # ---- storage
-
-    def _refuse_groups(self, nodes: list[Node]) -> None:
-        if any(isinstance(n, GroupNode) for n in walk_nodes(nodes)):
+    def _refuse_groups(self) -> None:
+        if any(isinstance(n, GroupNode) for n in walk_nodes(self.nodes)):
             raise TileTargetError(
                 "T.ws is not available on CUDA targets yet",
                 self.location,
                 "remove the T.ws blocks: their bodies then run one after another on all warps",
             )
 
-    def _plans(self, nodes: list[Node]) -> dict[int, PipelinePlan]:
+    def run(self):
+        """The kernel, with one role or two."""
+        return self._specialised() if self.roles else self._uniform()
+
+    # ---- one role: all threads load and work
+
+    def _uniform(self):
+        plans = self._plans()
+        copies: dict[Var, int] = {}
+        for plan in plans.values():
+            if plan.overlaps:
+                for buffer, count in plan.buffers.items():
+                    copies[buffer] = max(copies.get(buffer, 1), count)
+        self.storage = make_storage(self.info, self.nodes, copies, self.func, self.location)
+        nodes = self._steps_and_barriers(expand_pipelines(self.nodes, lambda loop: plans.get(id(loop))))
+        body = seq([self._emit(node) for node in nodes])
+        return launch(self.info, self.storage, body, self.info.threads, [], bounded=self._has_wgmma())
+
+    def _plans(self) -> dict[int, PipelinePlan]:
         by_name = {b.name: b for b in self.info.buffers}
         plans = {}
-        for node in walk_nodes(nodes):
+        for node in walk_nodes(self.nodes):
             if isinstance(node, LoopNode):
                 data = read_pipeline(node.annotations)
                 if data:
                     plans[id(node)] = PipelinePlan(data, by_name)
         return plans
 
-    def _make_storage(self, nodes: list[Node], plans) -> None:
-        storage, info = self.storage, self.info
-        fragments, shared = read_fragments(info.block), read_shared(info.block)
-        copies: dict[Var, int] = {}
-        for plan in plans.values():
-            if plan.overlaps:
-                for buffer, count in plan.buffers.items():
-                    copies[buffer] = max(copies.get(buffer, 1), count)
-        for buffer in info.buffers:
-            scope = str(buffer.ty.storage_scope)
-            if scope == "local.fragment":
-                if buffer.name in fragments:
-                    storage.new_fragment(buffer, fragments[buffer.name])
-            elif scope == "shared":
-                if buffer.name in shared:
-                    storage.new_tile(buffer, shared[buffer.name], copies.get(buffer, 1))
-            else:
-                storage.locals[buffer] = storage.new_local(buffer.ty.shape, str(buffer.ty.dtype), buffer.name)
-        self._make_views(nodes, fragments, shared)
-        for param in self.func.params:
-            if is_buffer_var(param) and _may_be_wide(param):
-                storage.wide.add(param)
+    # ---- two roles: a producer warpgroup loads, the others work
 
-    def _make_views(self, nodes: list[Node], fragments, shared) -> None:
-        """Views (T.reshape, T.view) share their base buffer's registers or bytes."""
+    def _specialised(self):
+        storage = make_storage(self.info, self.nodes, self._ring_copies(), self.func, self.location)
+        self.storage = storage
+        self.rings = make_rings(storage, self.nodes, self.roles["rings"])
+        maps = TensorMaps(storage)
+        producer = producer_tree(self.nodes, self.rings, maps)
+        work = consumer_tree(clone(self.nodes, {}), self.rings)
+        if self.roles.get("overlap", True):
+            work = overlap_iterations(work, self._is_async)
+        work = self._steps_and_barriers(work)
+        consumer_code = seq([self._emit(node) for node in work])
+        producer_code = seq([self._emit(node) for node in producer])
+        threads = self.info.threads
+        registers = self.roles.get("registers")
+        if registers:
+            producer_code = seq(
+                [evaluate(T.ptx.setmaxnreg.dec.sync.aligned.u32(int(registers[0]))), self._one_thread(producer_code)]
+            )
+            consumer_code = seq([evaluate(T.ptx.setmaxnreg.inc.sync.aligned.u32(int(registers[1]))), consumer_code])
+        else:
+            producer_code = self._one_thread(producer_code)
+        first = seq([*maps.prefetch(), self.rings.init(threads // 32)])
+        body = seq(
+            [
+                when(tirx.EQ(storage.tx, const(0)), first),
+                evaluate(T.cuda.cta_sync()),
+                tirx.IfThenElse(tirx.EQ(storage.warpgroup, const(threads // 128)), producer_code, consumer_code),
+            ]
+        )
+        return launch(self.info, storage, body, threads + PRODUCER_THREADS, maps.host, bounded=True)
+
+    def _one_thread(self, code):
+        return when(tirx.EQ(self.storage.tx, const(self.info.threads)), code)
+
+    def _ring_copies(self) -> dict[Var, int]:
+        slots = {str(name): int(ring["slots"]) for ring in self.roles["rings"] for name in ring["copies"]}
+        return {
+            n.op.dst.buffer: slots[n.op.name]
+            for n in walk_nodes(self.nodes)
+            if isinstance(n, OpNode) and n.op.name in slots
+        }
+
+    @staticmethod
+    def _is_async(node: OpNode) -> bool:
+        if not isinstance(node.op, GemmOp):
+            return False
+        instruction = read_instruction(node.op.annotations)
+        return instruction is not None and instruction.family == "wgmma"
+
+    def _has_wgmma(self) -> bool:
+        return any(self._is_async(n) for n in walk_nodes(self.nodes) if isinstance(n, OpNode))
+
+    # ---- steps, shared memory, barriers
+
+    def _steps_and_barriers(self, nodes: list[Node]) -> list[Node]:
         storage = self.storage
-        for node in walk_nodes(nodes):
-            if not (isinstance(node, RawNode) and isinstance(node.stmt, DeclBuffer)):
-                continue
-            view = node.stmt.buffer
-            base = next((b for b in self.info.buffers if _same_data(node.stmt, b)), None)
-            if base is None:
-                raise InternalError(f"view {view.name} of an unknown buffer", self.location)
-            if base in storage.fragments:
-                held = storage.fragments[base]
-                made = type(held)(view, fragments[view.name], held.local, held.words)
-                storage.fragments[view] = made
-            elif base in storage.tiles:
-                raise TileTargetError(
-                    f"T.view / T.reshape of shared tile {base.name} is not available on CUDA targets yet",
-                    self.location,
-                    "allocate the tile with the shape you index",
-                )
-            else:
-                storage.locals[view] = view
+        declared = set(storage.tiles)
+        nodes = self._steps(nodes)
+        scratch = {b for b in storage.tiles if b not in declared}
+        ring_tiles = {b for r in self.rings.rings for b in r.buffers} if self.rings else set()
+        placement = place_tiles(
+            storage, nodes, self.hw.shared_per_block, scratch, self.location,
+            reserved=self.rings.bytes if self.rings else 0, from_start=ring_tiles,
+        )  # fmt: skip
+        nodes = self._barriers(nodes, placement)
+        if placement.bytes:
+            storage.pool = tirx.decl_buffer(
+                (placement.bytes,), "uint8", "smem", scope="shared.dyn", data_alignment=1024, layout=None
+            )
+        return place_wgmma_waits(nodes)
 
-    # ---- steps
+    def _barriers(self, nodes: list[Node], placement: Placement) -> list[Node]:
+        tiles, written = self.storage.tiles, _written_globals(nodes)
+
+        def shared(buffer):
+            return buffer in tiles or any(buffer.same_as(w) for w in written)
+
+        return insert_barriers(nodes, shared, lambda a, b: placement.overlap(self.storage, a, b))
 
     def _steps(self, nodes: list[Node]) -> list[Node]:
         out: list[Node] = []
         for node in nodes:
             if isinstance(node, OpNode):
-                if type(node.op).__name__ == "GemmOp":
-                    out += lower_gemm(self.storage, node, self.hw)
-                elif type(node.op).__name__ == "SyncOp":
-                    out.append(BarrierNode())
-                else:
-                    out += lower_op(self.storage, node, self.hw)
+                out += self._operation(node)
             elif isinstance(node, CondNode):
                 out.append(CondNode(node.condition, self._steps(node.then), self._steps(node.orelse)))
             elif hasattr(node, "body"):
@@ -174,6 +207,17 @@ class _Lowering:
                 out.append(node)
         return out
 
+    def _operation(self, node: OpNode) -> list[Node]:
+        if isinstance(node.op, SyncOp):
+            return [BarrierNode()]
+        lower = lower_gemm if isinstance(node.op, GemmOp) else lower_op
+        steps = lower(self.storage, node, self.hw)
+        touched = frozenset(b for b in buffers_of(node) + stored_buffers(node) if b in self.storage.fragments)
+        for step in steps:
+            if isinstance(step, MicroNode):
+                step.fragments = touched
+        return steps
+
     # ---- code
 
     def _emit(self, node: Node):
@@ -181,26 +225,25 @@ class _Lowering:
         if isinstance(node, MicroNode):
             return node.emit()
         if isinstance(node, BarrierNode):
-            return evaluate(T.cuda.cta_sync())
+            return self._barrier(node)
         if isinstance(node, CommitNode):
             return evaluate(T.ptx.cp.async_.commit_group())
         if isinstance(node, WaitNode):
             return evaluate(T.ptx.cp.async_.wait_group(node.pending))
+        if isinstance(node, WgmmaWaitNode):
+            return evaluate(T.ptx.wgmma.wait_group.sync.aligned(node.pending))
+        if isinstance(node, RingWaitNode):
+            return self.rings.wait_full(node.ring, node.count)
+        if isinstance(node, ReleaseNode):
+            return self.rings.release(node.ring, node.count, node.guard)
         if isinstance(node, RawNode):
             if isinstance(node.stmt, DeclBuffer):
-                base = next((b for b in self.storage.locals if _same_data(node.stmt, b)), None)
-                return None if base is None else DeclBuffer(node.stmt.buffer)
+                return None if viewed_buffer(node.stmt, storage.locals) is None else node.stmt
             return storage.rewrite(node.stmt)
         if isinstance(node, LoopNode):
             kind = ForKind.UNROLLED if node.unroll else ForKind.SERIAL
-            body = seq([self._emit(n) for n in node.body])
-            return For(
-                node.var,
-                _expr(storage.rewrite(_expr(node.start))),
-                _expr(storage.rewrite(_expr(node.extent))),
-                kind,
-                body,
-            )
+            start, extent = (storage.rewrite(const(e) if isinstance(e, int) else e) for e in (node.start, node.extent))
+            return For(node.var, start, extent, kind, seq([self._emit(n) for n in node.body]))
         if isinstance(node, CondNode):
             then = seq([self._emit(n) for n in node.then])
             orelse = seq([self._emit(n) for n in node.orelse]) if node.orelse else None
@@ -209,78 +252,12 @@ class _Lowering:
             return tirx.While(storage.rewrite(node.condition), seq([self._emit(n) for n in node.body]))
         raise InternalError(f"{type(node).__name__} reached code generation", self.location)
 
-    def _launch(self, body):
-        """Launch attributes, rasterised CTA coordinates, allocations."""
-        info, storage = self.info, self.storage
-        blocks = [Var(f"blockIdx_{d}", "int32") for d in "xyz"[: len(info.axes)]]
-        grid = info.grid
-        bound, coords = _rasterise(blocks, grid, read_raster(info.block))
-        stmts = [*bound]
-        if storage.pool is not None:
-            stmts.append(AllocBuffer(storage.pool))
-            stmts.append(Bind(storage.base, T.cuda.cvta_generic_to_shared(tirx.buffer_data(storage.pool))))
-            stmts += [DeclBuffer(t.view) for t in storage.tiles.values() if t.view is not None]
-        stmts += [AllocBuffer(b) for b in storage.allocations]
-        stmts += [DeclBuffer(f.words) for f in storage.fragments.values() if f.words is not None]
-        inner = seq([*stmts, substitute(body, dict(zip(info.axes, coords)))])
-        inner = _thread(storage.tx, const(info.threads), "threadIdx.x", inner)
-        for var, extent, name in reversed(list(zip(blocks, grid, ("blockIdx.x", "blockIdx.y", "blockIdx.z")))):
-            inner = _thread(var, extent, name, inner)
-        return inner
-
-
-def _expr(value):
-    return const(value) if isinstance(value, int) else value
-
-
-def _thread(var: Var, extent, tag: str, body):
-    return AttrStmt(IterVar(Range(0, extent), var, IterVar.ThreadIndex, tag), "thread_extent", _expr(extent), body)
-
-
-def _rasterise(blocks: list[Var], grid: list, raster):
-    """CTA coordinates in launch order, or in panels (``T.use_swizzle``): (Bind statements, coordinates)."""
-    if raster is None or len(blocks) < 2:
-        return [], list(blocks)
-    panel, order = raster
-    gx, gy = (_expr(g) for g in grid[:2])
-    across, along = (gx, gy) if order == "row" else (gy, gx)
-    linear = blocks[1] * gx + blocks[0]
-    names = [Var(n, "int32") for n in ("cta", "panel", "in_panel", "panel_rows", "cta_x", "cta_y")]
-    cta, number, inside, rows, cx, cy = names
-    area = across * panel
-    first = tirx.floordiv(inside, rows)
-    second = number * panel + tirx.floormod(inside, rows)
-    x, y = (first, second) if order == "row" else (second, first)
-    stmts = [
-        Bind(cta, linear),
-        Bind(number, tirx.floordiv(cta, area)),
-        Bind(inside, cta - number * area),
-        Bind(rows, tirx.min(along - number * panel, const(panel))),
-        Bind(cx, x),
-        Bind(cy, y),
-    ]
-    return stmts, [cx, cy, *blocks[2:]]
-
-
-def _may_be_wide(buffer: Var) -> bool:
-    """Whether element offsets may exceed 31 bits: large static tensors, and symbolic ones of unknown size."""
-    total = 1
-    for extent in buffer.ty.shape:
-        if not isinstance(extent, tirx.IntImm):
-            return True
-        total *= int(extent.value)
-    if buffer.ty.strides:
-        return True
-    return total > 2**31 - 1
-
-
-def _same_data(stmt: DeclBuffer, buffer: Var) -> bool:
-    data = getattr(stmt, "data", None)
-    if data is None:
-        return False
-    hit: list = []
-    walk(data, (Var, lambda v: hit.append(v) if v.same_as(buffer) else None))
-    return bool(hit)
+    def _barrier(self, node: BarrierNode):
+        if self.rings is None:
+            meet = evaluate(T.cuda.cta_sync())
+        else:  # the producer takes no part
+            meet = evaluate(T.ptx.bar.sync(T.uint32(CONSUMER_BARRIER), T.uint32(self.info.threads)))
+        return seq([evaluate(T.ptx.fence.proxy.async_.shared__cta()), meet]) if node.fence else meet
 
 
 def _written_globals(nodes: list[Node]) -> list[Var]:

@@ -30,7 +30,13 @@ class Placement:
 
 
 def place_tiles(
-    storage: Storage, nodes: list[Node], limit: int, scratch: set[Var], location=None, reserved: int = 0
+    storage: Storage,
+    nodes: list[Node],
+    limit: int,
+    scratch: set[Var],
+    location=None,
+    reserved: int = 0,
+    from_start: set[Var] = frozenset(),
 ) -> Placement:
     """Give every shared tile its offset in the pool.
 
@@ -48,6 +54,8 @@ def place_tiles(
         The kernel, for the error.
     reserved : int
         Bytes at the start of the pool that belong to barriers.
+    from_start : set of Var
+        Tiles that are filled before the walk reaches their first use (by a producer).
 
     Raises
     ------
@@ -55,6 +63,8 @@ def place_tiles(
         When the tiles that are live together do not fit.
     """
     live = _liveness(storage, nodes, scratch)
+    for buffer in from_start:
+        live[buffer] = (0, live.get(buffer, (0, 0))[1])
     order = sorted(live, key=lambda b: (-storage.tiles[b].bytes, live[b][0]))
     placed: list[Var] = []
     total = reserved

@@ -7,7 +7,7 @@ plain walk over the result.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tvm import tirx
 from tvm.ir import Var
@@ -52,6 +52,14 @@ class Version:
         if other is None or self.loop is None or other.loop is None or not self.loop.same_as(other.loop):
             return True
         return (self.shift - other.shift) % self.count == 0
+
+    def substituted(self, mapping: dict) -> Version:
+        """The same copy with variables replaced."""
+        loop = self.loop
+        if loop is not None and loop in mapping:
+            # after a shift of the iteration the copy is no longer comparable with others by its shift alone
+            loop = None
+        return Version(substitute(tirx.convert(self.index), mapping), loop, self.shift, self.count)
 
     def previous_iteration(self) -> Version:
         """The same copy as seen from the next iteration of its loop."""
@@ -147,12 +155,26 @@ class MicroNode:
         Makes the step's statement; called once, after shared memory is planned.
     label : str
         What it does, for printing.
+    fragments : frozenset of Var
+        Fragments that the step reads or writes (filled in by the driver).
+    wgmma : WgmmaIssue or None
+        Set where the step issues asynchronous products that are waited for later.
     """
 
     reads: list[Access]
     writes: list[Access]
     emit: Callable[[], object]
     label: str = ""
+    fragments: frozenset = frozenset()
+    wgmma: WgmmaIssue | None = None
+
+
+@dataclass(frozen=True)
+class WgmmaIssue:
+    """An asynchronous product: its accumulator, and the fragment it reads A from (None: from shared memory)."""
+
+    accumulator: Var
+    a_fragment: Var | None
 
 
 Node = OpNode | RawNode | LoopNode | CondNode | WhileNode | GroupNode | CommitNode | WaitNode | MicroNode
@@ -210,7 +232,8 @@ def clone(nodes: list[Node], mapping: dict, keep: Callable[[OpNode], bool] | Non
     for node in nodes:
         if isinstance(node, OpNode):
             if keep is None or keep(node):
-                out.append(OpNode(read_op(substitute(node.op.realize, mapping)), dict(node.versions)))
+                versions = {b: v.substituted(mapping) for b, v in node.versions.items()}
+                out.append(OpNode(read_op(substitute(node.op.realize, mapping)), versions))
         elif isinstance(node, RawNode):
             stmt = node.stmt
             if isinstance(stmt, tirx.Bind):
@@ -233,6 +256,12 @@ def clone(nodes: list[Node], mapping: dict, keep: Callable[[OpNode], bool] | Non
             out.append(WhileNode(substitute(node.condition, mapping), clone(node.body, mapping, keep)))
         elif isinstance(node, GroupNode):
             out.append(GroupNode(node.group, clone(node.body, mapping, keep)))
+        elif hasattr(node, "count") and hasattr(node, "ring"):
+            guard = getattr(node, "guard", None)
+            changes = {"count": substitute(node.count, mapping)}
+            if guard is not None:
+                changes["guard"] = substitute(guard, mapping)
+            out.append(replace(node, **changes))
         else:
             out.append(node)
     return out

@@ -90,12 +90,15 @@ class Storage:
         The shared pool, uint8.
     base : Var
         Its address in shared memory, uint32.
+    warpgroup : Var
+        Number of the thread's warpgroup, the same in all lanes of a warp.
     """
 
     threads: int
     tx: Var = None
     pool: Var = None
     base: Var = None
+    warpgroup: Var = None
     fragments: dict[Var, FragmentStorage] = field(default_factory=dict)
     tiles: dict[Var, SharedTile] = field(default_factory=dict)
     locals: dict[Var, Var] = field(default_factory=dict)

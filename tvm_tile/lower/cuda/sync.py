@@ -33,7 +33,13 @@ __all__ = ["BarrierNode", "insert_barriers"]
 
 @dataclass
 class BarrierNode:
-    """All threads of the CTA meet (``__syncthreads``)."""
+    """All threads of the CTA meet (``__syncthreads``).
+
+    ``fence``: tiles written by ordinary stores (or cp.async) are read by wgmma or TMA next, which needs a proxy fence in each writing
+    thread first.
+    """
+
+    fence: bool = False
 
 
 @dataclass(frozen=True)
@@ -163,7 +169,7 @@ class _Inserter:
         reads = [a for a in reads if self.shared(a.buffer)]
         writes = [a for a in writes if self.shared(a.buffer)]
         if self._conflicts(reads, writes, state):
-            out.append(BarrierNode())
+            out.append(BarrierNode(self._crosses_proxy(reads, state)))
             state = _State()
         out.append(node)
         for access in reads:
@@ -197,6 +203,14 @@ class _Inserter:
                 if self._meet(access, item.access):
                     return True
         return False
+
+    def _crosses_proxy(self, reads: list[Access], state: _State) -> bool:
+        """Whether the async proxy reads next what a barrier's threads wrote through the generic one."""
+        return any(
+            item.write and item.access.agent != "async" and access.agent == "async" and self._meet(access, item.access)
+            for item in state.pending
+            for access in reads
+        )
 
     def _meet(self, a: Access, b: Access) -> bool:
         if a.buffer.same_as(b.buffer):

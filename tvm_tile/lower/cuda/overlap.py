@@ -1,0 +1,142 @@
+"""Overlap across iterations: products stay in flight over a loop's back edge.
+
+Two transformations of a consumer's loop, both justified by its dependences alone:
+
+*Deferral.* A product that nothing else in the body looks at is waited for one iteration later; its slot goes back then.
+
+*Rotation.* A body ``H M G`` (head up to its first product, middle, final product) where G and the next iteration's H are
+independent becomes ``H M | H' G M' | G'``: the next head's product is issued before the final product of this iteration, and the
+middle's scalar work runs while the tensor cores are busy with G.
+"""
+
+from __future__ import annotations
+
+from tvm import tirx
+from tvm.ir import Var
+
+from ...ir.visit import walk
+from .build import const
+from .program import CondNode, LoopNode, Node, OpNode, clone
+from .roles import ReleaseNode, RingWaitNode, buffers_of
+
+__all__ = ["defer_releases", "overlap_iterations", "rotate", "stored_buffers"]
+
+
+def overlap_iterations(nodes: list[Node], is_async) -> list[Node]:
+    """Apply whichever transformation fits to every loop that waits for a ring.
+
+    Parameters
+    ----------
+    nodes : list
+        The consumers' tree.
+    is_async : callable
+        Whether an operation is an asynchronous product.
+    """
+    out: list[Node] = []
+    for node in nodes:
+        if isinstance(node, LoopNode):
+            if any(isinstance(n, RingWaitNode) for n in node.body) and all(
+                r.ring.counting != "visits" for r in node.body if isinstance(r, RingWaitNode)
+            ):
+                made = rotate(node, is_async) or defer_releases(node, is_async)
+                if made is not None:
+                    out += made
+                    continue
+            node.body = overlap_iterations(node.body, is_async)
+        elif isinstance(node, CondNode):
+            node = CondNode(
+                node.condition, overlap_iterations(node.then, is_async), overlap_iterations(node.orelse, is_async)
+            )
+        out.append(node)
+    return out
+
+
+def _tail(body: list[Node], is_async) -> int | None:
+    """Position of a final product that only hand-backs follow, else None."""
+    at = len(body) - 1
+    while at >= 0 and isinstance(body[at], ReleaseNode):
+        at -= 1
+    return at if at >= 0 and isinstance(body[at], OpNode) and is_async(body[at]) else None
+
+
+def _touch(node: Node) -> list[Var]:
+    return buffers_of(node) + stored_buffers(node) if isinstance(node, OpNode) else []
+
+
+def stored_buffers(node: OpNode) -> list[Var]:
+    """Buffers that an operation stores to."""
+    found: list[Var] = []
+    walk(node.op.body, (tirx.BufferStore, lambda s: found.append(s.buffer)))
+    return found
+
+
+def _meet(left: list[Var], right: list[Var]) -> bool:
+    return any(a.same_as(b) for a in left for b in right)
+
+
+def _on_chip(buffers: list[Var]) -> list[Var]:
+    return [b for b in buffers if str(b.ty.storage_scope) != "global"]
+
+
+def defer_releases(loop: LoopNode, is_async) -> list[Node] | None:
+    """Deferral, or None where the body's products are needed in the same iteration."""
+    body = loop.body
+    tail = _tail(body, is_async)
+    if tail is None or not isinstance(body[-1], ReleaseNode):
+        return None
+    accumulator = [body[tail].op.c.buffer]
+    others = [n for i, n in enumerate(body) if i != tail and isinstance(n, OpNode) and not is_async(n)]
+    if any(_meet(accumulator, _touch(n)) for n in others):
+        return None
+    releases = body[tail + 1 :]
+    begun = loop.var > loop.start
+    late = [ReleaseNode(r.ring, r.count - 1, 1, begun) for r in releases]
+    made = LoopNode(
+        loop.var, loop.start, loop.extent, [*body[: tail + 1], *late], loop.annotations, False, loop.location
+    )
+    end = {loop.var: loop.start + loop.extent - 1}
+    final = [ReleaseNode(r.ring, r.count, 0, loop.extent > 0) for r in clone(releases, end)]
+    return [made, *final]
+
+
+def rotate(loop: LoopNode, is_async) -> list[Node] | None:
+    """Rotation, or None where the final product and the next head depend on each other."""
+    body = loop.body
+    tail = _tail(body, is_async)
+    if tail is None:
+        return None
+    heads = [i for i, n in enumerate(body[:tail]) if isinstance(n, OpNode) and is_async(n)]
+    if not heads:
+        return None
+    # the head ends with the last product of its accumulator that stands before other work on it
+    head_end = heads[0]
+    for i in heads[1:]:
+        if all(not isinstance(n, OpNode) or is_async(n) for n in body[head_end + 1 : i]):
+            head_end = i
+    final = body[tail]
+    mine = _on_chip(buffers_of(final))
+    slots = [b for n in body[tail + 1 :] if isinstance(n, ReleaseNode) for b in n.buffers]
+    own = [b for b in mine if not _meet([b], slots)]  # what G works on besides ring tiles
+    if any(_meet(own, _on_chip(_touch(n))) for n in body[: head_end + 1]):
+        return None
+    head, middle = body[: head_end + 1], body[head_end + 1 : tail]
+    waits = [n for n in middle if isinstance(n, RingWaitNode) and _meet(list(n.ring.buffers), mine)]
+    early = [n for n in middle if isinstance(n, ReleaseNode)]
+    middle = [n for n in middle if not any(n is x for x in [*waits, *early])]
+    releases = body[tail + 1 :]
+    # the wait for G's tiles and the hand-back of the last ones stand where the middle first needs what G works on
+    at = next(
+        (i for i, n in enumerate(middle) if isinstance(n, OpNode) and _meet(own, _on_chip(_touch(n)))), len(middle)
+    )
+    first = {loop.var: loop.start}
+    last = {loop.var: loop.start + loop.extent - 1}
+    some = tirx.convert(loop.extent) > 0
+    var = Var(loop.var.name, loop.var.ty)
+    here, before = {loop.var: var}, {loop.var: var - 1}
+    prologue = clone([*head, *early, *middle[:at], *waits, *middle[at:]], first)
+    steady = clone(head, here) + clone([final], before) + clone([*early, *middle[:at], *waits], here)
+    steady += [ReleaseNode(r.ring, r.count, 0) for r in clone(releases, before)] + clone(middle[at:], here)
+    epilogue = clone([final, *releases], last)
+    extent = tirx.max(loop.extent - 1, const(0))
+    made = LoopNode(var, loop.start + 1, extent, steady, loop.annotations, False, loop.location)
+    return [CondNode(some, prologue), made, CondNode(some, epilogue)]

@@ -1,0 +1,152 @@
+"""Tensor memory accelerator: host-made tensor maps, loads and stores of whole tiles by one thread.
+
+A map describes a global tensor and the box that one instruction moves; the hardware fills what lies outside of the tensor with
+zeros and drops stores there, which is exactly the language's rule for ragged edges. A tile wider than its swizzle span is moved in
+several boxes (:meth:`layout.SharedLayout.tma_boxes`). Source: CUDA Driver API, ``cuTensorMapEncodeTiled``; PTX ISA 8.8,
+``cp.async.bulk.tensor``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tvm import tirx
+from tvm.ir import Var
+from tvm.script import tirx as T
+from tvm.tirx import Bind
+
+from ...errors import InternalError
+from ...ir.ops import CopyOp, Region
+from .build import evaluate, seq
+from .storage import SharedTile, Storage, dtype_bits
+
+__all__ = ["TensorMaps", "tile_bytes", "why_no_map"]
+
+_L2_PROMOTION_256B = 3
+_MAX_BOX = 256
+
+
+def why_no_map(global_: Region, tile: Region, layout) -> str | None:
+    """Why a copy between a global tensor and a shared tile cannot be done by TMA, or None where it can.
+
+    Parameters
+    ----------
+    global_, tile : Region
+        The two sides of the copy.
+    layout : SharedLayout
+        The tile's layout.
+    """
+    buffer = global_.buffer
+    bits = dtype_bits(global_.dtype)
+    rank = len(buffer.ty.shape)
+    if global_.dtype != tile.dtype:
+        return f"it converts {global_.dtype} to {tile.dtype}"
+    if not 1 <= rank <= 5:
+        return f"{buffer.name} has {rank} dimensions, tensor maps have 1 to 5"
+    if len(tile.shape) != 2 or not tile.whole:
+        return f"{tile.buffer.name} is not a whole two-dimensional tile"
+    if global_.axes[-1] != tile.axes[1]:
+        return f"the tile's columns do not run along the last dimension of {buffer.name}"
+    if layout.pad:
+        return "the tile's rows are padded"
+    if buffer.ty.strides and not (isinstance(buffer.ty.strides[-1], tirx.IntImm) and int(buffer.ty.strides[-1]) == 1):
+        return f"the last dimension of {buffer.name} is not contiguous"
+    for extent in buffer.ty.shape[-1:]:
+        if rank > 1 and isinstance(extent, tirx.IntImm) and int(extent) * bits % 128 and not buffer.ty.strides:
+            return f"a row of {buffer.name} has {int(extent) * bits // 8} bytes, no multiple of 16"
+        if rank > 1 and not isinstance(extent, tirx.IntImm):
+            return f"the row length of {buffer.name} is symbolic, so its stride may be no multiple of 16 bytes"
+    if layout.block_columns * bits % 128:
+        return f"a row of the box has {layout.block_columns * bits // 8} bytes, no multiple of 16"
+    return None
+
+
+def tile_bytes(tile: SharedTile) -> int:
+    """Bytes that the boxes of one tile deliver (out-of-bounds parts count too)."""
+    return sum(rows * columns for _, _, rows, columns, _ in tile.layout.tma_boxes()) * dtype_bits(tile.dtype) // 8
+
+
+@dataclass
+class TensorMaps:
+    """The tensor maps of one kernel: made on the host before the launch, one for each tensor and box shape."""
+
+    storage: Storage
+    made: dict[tuple, Var] = field(default_factory=dict)
+    host: list = field(default_factory=list)
+
+    def map_of(
+        self, region: Region, tile: SharedTile, rows: int, columns: int, row_dim: int | None, store: bool
+    ) -> Var:
+        """The map for boxes of ``rows x columns`` of a tensor."""
+        buffer = region.buffer
+        key = (buffer.name, rows, columns, row_dim, tile.layout.tma_swizzle, store)
+        if key in self.made:
+            return self.made[key]
+        rank = len(buffer.ty.shape)
+        bits = dtype_bits(region.dtype)
+        box = [1] * rank
+        box[rank - 1] = columns
+        if row_dim is not None:
+            box[row_dim] = rows
+        variable = T.handle("tensormap")
+        name = self.storage.unique(f"{buffer.name}_map")
+        variable = Var(name, variable.ty)
+        shape = [tirx.Cast("int64", tirx.convert(e)) for e in buffer.ty.shape]
+        strides = list(buffer.ty.strides) or _row_major(shape)
+        byte_strides = [tirx.Cast("int64", tirx.convert(s)) * tirx.const(bits // 8, "int64") for s in strides]
+        arguments = [variable, region.dtype, rank, tirx.buffer_data(buffer)]
+        arguments += list(reversed(shape)) + list(reversed(byte_strides[:-1])) + list(reversed(box)) + [1] * rank
+        arguments += [0, tile.layout.tma_swizzle, 0 if store else _L2_PROMOTION_256B, 0]
+        self.host.append(Bind(variable, T.tvm_stack_alloca("tensormap", 1)))
+        self.host.append(evaluate(T.call_packed("runtime.cuTensorMapEncodeTiled", *arguments)))
+        self.made[key] = variable
+        return variable
+
+    def load(self, op: CopyOp, version, barrier):
+        """Statements of one thread that fill a tile and report to ``barrier``."""
+        return self._moves(op.src, op.dst, version, barrier)
+
+    def store(self, op: CopyOp, version):
+        """Statements of one thread that write a tile to its tensor (the group is not committed)."""
+        return self._moves(op.dst, op.src, version, None)
+
+    def _moves(self, outside: Region, inside: Region, version, barrier):
+        storage = self.storage
+        tile = storage.tile_of(inside.buffer)
+        rank = len(outside.buffer.ty.shape)
+        row_axis, column_axis = inside.axes
+        row_dim = next((d for d in range(rank - 1) if row_axis is not None and outside.axes[d] == row_axis), None)
+        if outside.axes[rank - 1] != column_axis and column_axis is not None:
+            raise InternalError(f"a TMA copy whose columns are not the last dimension of {outside.buffer.name}")
+        stmts = []
+        for row, column, rows, columns, element in tile.layout.tma_boxes():
+            tensor_map = self.map_of(outside, tile, rows, columns, row_dim, store=barrier is None)
+            coordinates = []
+            for dim in reversed(range(rank)):
+                at = outside.mins[dim]
+                shift = column if dim == rank - 1 else row if dim == row_dim else 0
+                at = at + shift if shift else at
+                coordinates.append(tirx.Cast("int32", tirx.convert(at)))
+            at = tirx.const(element, "int32")
+            if version is not None and tile.versions > 1:
+                at = version.index * tile.version_elements + at
+            address = storage.address(tile, at)
+            if barrier is None:
+                name = f"cp.async.bulk.tensor.{rank}d.global.shared::cta.bulk_group"
+                stmts.append(evaluate(T.ptx[name](T.address_of(tensor_map), *coordinates, address)))
+            else:
+                name = f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                stmts.append(evaluate(T.ptx[name](address, T.address_of(tensor_map), *coordinates, barrier)))
+        return seq(stmts)
+
+    def prefetch(self):
+        """One thread brings the maps into the descriptor cache."""
+        return [evaluate(T.ptx.prefetch.tensormap(T.address_of(v))) for v in self.made.values()]
+
+
+def _row_major(shape: list) -> list:
+    strides, stride = [], tirx.const(1, "int64")
+    for extent in reversed(shape):
+        strides.append(stride)
+        stride = stride * extent
+    return list(reversed(strides))

@@ -1,0 +1,118 @@
+"""Where asynchronous products are waited for: as late as possible, at the first step that needs them.
+
+A walk over the steps keeps the commit groups in flight. A step that touches an accumulator in flight, rewrites registers that a
+product still reads, or hands the product's shared operands back, waits for exactly the groups up to that product. A product
+into an accumulator that is already in flight needs no wait: the tensor core keeps their order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvm.ir import Var
+
+from .program import CondNode, LoopNode, MicroNode, Node, WhileNode
+from .roles import ReleaseNode
+from .sync import BarrierNode
+
+__all__ = ["WgmmaWaitNode", "place_wgmma_waits"]
+
+
+@dataclass
+class WgmmaWaitNode:
+    """Wait until at most ``pending`` commit groups of wgmma are in flight (``wgmma.wait_group``)."""
+
+    pending: int
+
+
+@dataclass(frozen=True)
+class _Group:
+    accumulator: Var
+    a_fragment: Var | None
+    shared: tuple[Var, ...]
+    age: int = 0  # loop iterations since it was issued
+
+    def older(self) -> _Group:
+        return _Group(self.accumulator, self.a_fragment, self.shared, self.age + 1)
+
+
+def place_wgmma_waits(nodes: list[Node]) -> list[Node]:
+    """The tree with waits.
+
+    Parameters
+    ----------
+    nodes : list
+        Steps of the warps that issue products, barriers placed.
+    """
+    out, flight = _run(nodes, [])
+    if flight:
+        out.append(WgmmaWaitNode(0))
+    return out
+
+
+def _run(nodes: list[Node], flight: list[_Group]) -> tuple[list[Node], list[_Group]]:
+    out: list[Node] = []
+    for node in nodes:
+        if isinstance(node, LoopNode | WhileNode):
+            if flight:
+                out.append(WgmmaWaitNode(0))
+            # steady state: what the body leaves in flight is what the next iteration finds
+            _, after = _run(node.body, [])
+            _, after = _run(node.body, [g.older() for g in after])
+            body, last = _run(node.body, [g.older() for g in after])
+            node.body = body
+            out.append(node)
+            flight = last
+        elif isinstance(node, CondNode):
+            then, left = _run(node.then, list(flight))
+            orelse, right = _run(node.orelse, list(flight))
+            if left != right or left != flight:
+                then = then + [WgmmaWaitNode(0)] if left else then
+                orelse = orelse + [WgmmaWaitNode(0)] if right else orelse
+                left = []
+            out.append(CondNode(node.condition, then, orelse))
+            flight = left
+        else:
+            needed = _needed(node, flight)
+            if needed:
+                out.append(WgmmaWaitNode(len(flight) - needed))
+                flight = flight[needed:]
+            out.append(node)
+            if isinstance(node, MicroNode) and node.wgmma is not None:
+                shared = tuple(a.buffer for a in node.reads)
+                flight = [*flight, _Group(node.wgmma.accumulator, node.wgmma.a_fragment, shared)]
+    return out, flight
+
+
+def _needed(node: Node, flight: list[_Group]) -> int:
+    """How many of the oldest groups must be complete before a node."""
+    if isinstance(node, BarrierNode):
+        return len(flight)
+    if isinstance(node, ReleaseNode):
+        return max(
+            (n + 1 for n, g in enumerate(flight) if g.age >= node.age and _common(g.shared, node.buffers)), default=0
+        )
+    if not isinstance(node, MicroNode):
+        return 0
+    needed = 0
+    for n, group in enumerate(flight):
+        if node.wgmma is not None:
+            clash = any(
+                _same(a, b)
+                for a, b in ((node.wgmma.a_fragment, group.accumulator), (node.wgmma.accumulator, group.a_fragment))
+            )
+        else:
+            clash = any(_same(f, group.accumulator) or _same(f, group.a_fragment) for f in node.fragments) or _common(
+                tuple(a.buffer for a in node.writes), group.shared
+            )
+        if clash:
+            needed = n + 1
+    return needed
+
+
+def _same(a, b) -> bool:
+    return a is not None and b is not None and a.same_as(b)
+
+
+def _common(left: tuple[Var, ...], right: tuple[Var, ...]) -> bool:
+    return any(_same(a, b) for a in left for b in right)
