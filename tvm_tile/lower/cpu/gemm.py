@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tvm import tirx
-from tvm.ir import TensorLoad, Var
+from tvm.ir import Var
 
 from ...ir import GemmOp, Region
 from . import amx, fma
@@ -59,9 +59,9 @@ def _masked(ev: Evaluator, kernel: KernelContext, op: GemmOp) -> None:
     (i, j) = (axis.var for axis in op.axes[:2])
     store = op.body
     choice = store.value
-    old = tirx.const(0, op.c.dtype) if op.clear_accum else TensorLoad(store.buffer, store.indices)
+    old = tirx.const(0, op.c.dtype) if op.clear_accum else tirx.BufferLoad(store.buffer, list(store.indices))
     other = op.mask_value if op.mask_value is not None else old
-    value = tirx.Select(choice.condition, old + TensorLoad(product, [i, j]), other)
+    value = tirx.Select(choice.condition, old + tirx.BufferLoad(product, [i, j]), other)
     body = tirx.BufferStore(store.buffer, value, store.indices)
     emit_elementwise(ev, kernel.features.vector, Elementwise([(i, op.m), (j, op.n)], body))
 

@@ -138,8 +138,8 @@ class _Function:
         loop = tirx.For(cta, tirx.const(0, dtype), total, ForKind.PARALLEL, sequence(body))
         if _is_uneven(realize.block):
             # CTAs of different length: dealt out like cards, so that no core is left with the long ones
-            zero = tirx.const(0, "int32")
-            loop = tirx.AttrStmt(zero, "pragma_parallel_stride_pattern", tirx.const(1, "int32"), loop)
+            for pragma in ("pragma_parallel_stride_pattern", "pragma_parallel_launch_point"):
+                loop = tirx.AttrStmt(tirx.const(0, "int32"), pragma, tirx.const(1, "int32"), loop)
         b.emit(loop)
 
 

@@ -88,7 +88,7 @@ def _start(ev: Evaluator, op: ReduceOp, dtype: str) -> Expr | None:
     """The destination's old value, or None where the reduction starts afresh."""
     if op.init is not None:
         return None
-    return ev.settle(ev.evaluate(TensorLoad(op.body.buffer, op.body.indices))).expr
+    return ev.settle(ev.evaluate(tirx.BufferLoad(op.body.buffer, list(op.body.indices)))).expr
 
 
 def _step(ev: Evaluator, op: ReduceOp, var) -> int | None:
