@@ -99,16 +99,19 @@ def _fits(m: int, n: int, m_groups: int, n_groups: int, instruction: Instruction
 
 
 def _square(m: int, n: int, warps: int, instruction: Instruction) -> tuple[int, int]:
-    """Nearest to square sub-tiles of the real M x N; ties read fewer operand bytes, then keep rows whole."""
+    """Nearest to square sub-tiles of the real M x N, which also read the fewest operand bytes; ties keep rows whole.
+
+    Splits that tie (sub-tiles a x b and b x a) read equally many bytes, since A and B have elements of one width.
+    """
     groups = warps // instruction.warps
     candidates = [s for s in _splits(groups) if _fits(m, n, *s, instruction)]
     if not candidates:
         raise _impossible("Square", m, n, warps, instruction)
 
-    def cost(split: tuple[int, int]) -> tuple[float, int, int]:
+    def cost(split: tuple[int, int]) -> tuple[float, int]:
         m_groups, n_groups = split
         aspect = abs(math.log((m / m_groups) / (n / n_groups)))
-        return round(aspect, 9), m * n_groups + n * m_groups, n_groups
+        return round(aspect, 9), n_groups
 
     m_groups, n_groups = min(candidates, key=cost)
     return m_groups * instruction.warps, n_groups
