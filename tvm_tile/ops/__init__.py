@@ -9,8 +9,20 @@
 """
 
 from . import registry
+from .dequant_gemm import dequant_gemm
 from .flash_attention import flash_attention
 from .flash_mla import flash_mla
 from .gemm import gemm
+from .grouped_gemm import grouped_gemm
+from .normalize import rmsnorm, softmax
 
-__all__ = ["flash_attention", "flash_mla", "gemm", "registry"]
+__all__ = [
+    "dequant_gemm",
+    "flash_attention",
+    "flash_mla",
+    "gemm",
+    "grouped_gemm",
+    "registry",
+    "rmsnorm",
+    "softmax",
+]

@@ -22,6 +22,10 @@ _SPECS = {
     "gemm": ("gemm", "Gemm"),
     "flash_attention": ("flash_attention", "FlashAttention"),
     "flash_mla": ("flash_mla", "FlashMLA"),
+    "dequant_gemm": ("more_gemm", "DequantGemm"),
+    "grouped_gemm": ("more_gemm", "GroupedGemm"),
+    "softmax": ("normalize", "Softmax"),
+    "rmsnorm": ("normalize", "RMSNorm"),
 }
 
 
