@@ -20,45 +20,9 @@ from ...ir.ops import CopyOp, Region
 from .build import evaluate, seq
 from .storage import SharedTile, Storage, dtype_bits
 
-__all__ = ["TensorMaps", "tile_bytes", "why_no_map"]
+__all__ = ["TensorMaps", "tile_bytes"]
 
 _L2_PROMOTION_256B = 3
-_MAX_BOX = 256
-
-
-def why_no_map(global_: Region, tile: Region, layout) -> str | None:
-    """Why a copy between a global tensor and a shared tile cannot be done by TMA, or None where it can.
-
-    Parameters
-    ----------
-    global_, tile : Region
-        The two sides of the copy.
-    layout : SharedLayout
-        The tile's layout.
-    """
-    buffer = global_.buffer
-    bits = dtype_bits(global_.dtype)
-    rank = len(buffer.ty.shape)
-    if global_.dtype != tile.dtype:
-        return f"it converts {global_.dtype} to {tile.dtype}"
-    if not 1 <= rank <= 5:
-        return f"{buffer.name} has {rank} dimensions, tensor maps have 1 to 5"
-    if len(tile.shape) != 2 or not tile.whole:
-        return f"{tile.buffer.name} is not a whole two-dimensional tile"
-    if global_.axes[-1] != tile.axes[1]:
-        return f"the tile's columns do not run along the last dimension of {buffer.name}"
-    if layout.pad:
-        return "the tile's rows are padded"
-    if buffer.ty.strides and not (isinstance(buffer.ty.strides[-1], tirx.IntImm) and int(buffer.ty.strides[-1]) == 1):
-        return f"the last dimension of {buffer.name} is not contiguous"
-    for extent in buffer.ty.shape[-1:]:
-        if rank > 1 and isinstance(extent, tirx.IntImm) and int(extent) * bits % 128 and not buffer.ty.strides:
-            return f"a row of {buffer.name} has {int(extent) * bits // 8} bytes, no multiple of 16"
-        if rank > 1 and not isinstance(extent, tirx.IntImm):
-            return f"the row length of {buffer.name} is symbolic, so its stride may be no multiple of 16 bytes"
-    if layout.block_columns * bits % 128:
-        return f"a row of the box has {layout.block_columns * bits // 8} bytes, no multiple of 16"
-    return None
 
 
 def tile_bytes(tile: SharedTile) -> int:

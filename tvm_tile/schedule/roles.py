@@ -1,0 +1,124 @@
+"""Warp specialisation: a producer warpgroup that loads by TMA, consumer warpgroups that work (``tile.roles`` on the kernel).
+
+Copies of pipelined loops become rings of as many slots as the loop has stages; copies that are needed together share a ring.
+Tiles that are loaded once before the loops become rings of one slot, so that their loads overlap the first loads of the loops.
+"""
+
+from __future__ import annotations
+
+from ..ir.ops import CopyOp, GemmOp
+from .analysis import GLOBAL, SHARED, KernelView, Site
+from .decisions import encode, read_instruction, read_pipeline, read_shared
+from .rule import Decision, NotApplicable, Rule, TileSchedule
+from .tma import why_not_tma
+
+__all__ = ["roles"]
+
+#: Registers a thread of (producer, consumer) by number of consumer warpgroups. A CTA starts with 65536 / threads registers a thread,
+#: in units of 8; what the producer gives up its consumers get. One consumer warpgroup has 255 anyway.
+REGISTERS = {1: None, 2: (24, 240), 3: (32, 160)}
+
+
+def _apply(sch: TileSchedule, hw):
+    return [_decide(sch, kernel, hw) for kernel in sch.kernels] or NotApplicable("no kernels")
+
+
+def _decide(sch: TileSchedule, kernel: KernelView, hw):
+    given = sch.given_kernel(kernel, "tile.roles")
+    if given is not None:
+        return Decision(kernel.name, "roles", "given" if given else "all threads load and work", "given before the rules ran")
+    reason = _why_not(kernel, hw)
+    if reason:
+        return NotApplicable(f"not specialised: {reason}", kernel.name, "roles")
+    layouts = read_shared(kernel.info.block)
+    rings: list[dict] = []
+    taken: set[str] = set()
+    for site, group in _pipelined(kernel):
+        for copy in group:
+            why = why_not_tma(copy.op, layouts[copy.op.dst.buffer.name])
+            if why:
+                return NotApplicable(f"not specialised: {copy.name} cannot be a TMA load: {why}", kernel.name, "roles")
+        taken |= {c.name for c in group}
+        stages = int(site["stages"])
+        rings.append({"name": f"ring_{group[0].op.dst.buffer.name}", "copies": [c.name for c in group], "slots": stages})
+    for site in _once(kernel, taken):
+        if why_not_tma(site.op, layouts[site.op.dst.buffer.name]) is None:
+            rings.append({"name": f"load_{site.op.dst.buffer.name}", "copies": [site.name], "slots": 1})
+    value = {"rings": rings, "registers": REGISTERS[kernel.threads // 128]}
+    sch.annotate_kernel(kernel, "tile.roles", encode(value))
+    text = "; ".join(f"{r['name']}: {' + '.join(r['copies'])} x {r['slots']}" for r in rings)
+    return Decision(kernel.name, "roles", f"one producer warpgroup, {kernel.threads // 128} consumer warpgroups; {text}",
+                    "all loads of the pipelined loops can be issued by TMA ahead of the products")  # fmt: skip
+
+
+def _why_not(kernel: KernelView, hw) -> str | None:
+    if not (hw.supports("tma") and hw.supports("mbarrier") and hw.supports("setmaxnreg")):
+        return f"{hw.name} has no TMA"
+    if kernel.threads % 128 or kernel.threads // 128 not in REGISTERS:
+        return f"{kernel.threads} threads are not one to three warpgroups of 128"
+    if any(s.kind in ("group", "while") for site in kernel.sites for s in site.path):
+        return "T.ws and while loops keep all threads in one role"
+    gemms = [s for s in kernel.sites if isinstance(s.op, GemmOp)]
+    if not any((i := read_instruction(s.op.annotations)) is not None and i.family == "wgmma" for s in gemms):
+        return "no product uses wgmma"
+    plans = [read_pipeline(scope.annotations) for _, scope in kernel.loops]
+    plans = [p for p in plans if p]
+    if not any(p.get("producers") for p in plans):
+        return "no loop is pipelined"
+    if any(p.get("stage") for p in plans):
+        return "a manual order or stage fixes the schedule"
+    return None
+
+
+def _pipelined(kernel: KernelView):
+    """(plan, copies) of every group of producers that are first needed by the same operation."""
+    for path, scope in kernel.loops:
+        plan = read_pipeline(scope.annotations)
+        if not plan or not plan.get("producers"):
+            continue
+        names = set(plan["producers"])
+        group: list[Site] = []
+        need = None
+        for site in kernel.sites:
+            if site.name not in names or scope not in site.path:
+                continue
+            first = _first_use(kernel, site)
+            if group and (first is not need or site.path != group[-1].path or _between(kernel, group[-1], site)):
+                yield plan, group
+                group = []
+            group.append(site)
+            need = first
+        if group:
+            yield plan, group
+
+
+def _between(kernel: KernelView, left: Site, right: Site) -> bool:
+    """Whether an operation that is not a load stands between two loads."""
+    return any(left.position < s.position < right.position and not _is_load(s) for s in kernel.sites)
+
+
+def _is_load(site: Site) -> bool:
+    return isinstance(site.op, CopyOp) and site.op.src.scope == GLOBAL and site.op.dst.scope == SHARED
+
+
+def _first_use(kernel: KernelView, copy: Site) -> Site | None:
+    buffer = copy.op.dst.buffer
+    return next((s for s, a in kernel.uses(buffer) if s.position > copy.position and not a.write), None)
+
+
+def _once(kernel: KernelView, taken: set[str]):
+    """Loads outside of any loop or branch that fill a tile once and for all."""
+    for site in kernel.sites:
+        if not _is_load(site) or site.path or site.name in taken:
+            continue
+        buffer = site.op.dst.buffer
+        writers = [s for s, a in kernel.uses(buffer) if a.write]
+        readers = [s for s, a in kernel.uses(buffer) if not a.write]
+        source_written = any(site.op.src.buffer.same_as(b) for b in kernel.written_globals)
+        if len(writers) == 1 and readers and all(r.position > site.position for r in readers) and not source_written:
+            yield site
+
+
+def roles() -> Rule:
+    """The rule."""
+    return Rule("roles", _apply)
