@@ -25,9 +25,10 @@ u32 cvta_shared(const void* p);
 void* cvta_generic(u32 addr);
 void* dynamic_shared();
 void* static_shared(u32 offset);
-void poison(void* p, size_t n);
+void poison(void* p, size_t n);             // a local array comes to life, undefined
+void undefined_register(void* p, size_t n); // a register takes a value from memory that was never written
 // --- memory named by PTX. `space`: 0 shared window, 1 global or generic pointer
-void load_shared(u32 addr, void* dst, u32 n, u32 elem);
+u32 load_shared(u32 addr, void* dst, u32 n, u32 elem);   // bit i: element i of a vector was never written
 void store_shared(u32 addr, const void* src, u32 n, u32 elem);
 void load_global(const void* p, void* dst, u32 n, u32 elem);
 void store_global(void* p, const void* src, u32 n, u32 elem);

@@ -135,7 +135,7 @@ def runtime() -> ctypes.CDLL:
     """The loaded runtime with its functions typed."""
     lib, _ = runtime_library()
     dll = ctypes.CDLL(str(lib), mode=ctypes.RTLD_GLOBAL)
-    dll.tsim_begin.argtypes = [ctypes.c_uint64, ctypes.c_int, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_double]
+    dll.tsim_begin.argtypes = [ctypes.c_uint64, ctypes.c_int, ctypes.c_int, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_double]
     dll.tsim_add_segment.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_int, ctypes.c_char_p]
     dll.tsim_reserve.argtypes, dll.tsim_reserve.restype = [ctypes.c_uint64], ctypes.c_void_p
     dll.tsim_release.argtypes = [ctypes.c_void_p, ctypes.c_uint64]

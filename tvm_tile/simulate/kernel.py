@@ -140,9 +140,9 @@ class SimulatedKernel:
         The CUDA source that is simulated; faults name its lines.
     """
 
-    def __init__(self, mod: tvm.IRModule, target, *, seed: int, checks: bool, pipeline, timeout: float):
+    def __init__(self, mod: tvm.IRModule, target, *, seed: int, checks: bool, strict_warp: bool, pipeline, timeout: float):
         self.target = _cuda_target(target)
-        self.seed, self.checks, self.timeout = seed, checks, timeout
+        self.seed, self.checks, self.strict_warp, self.timeout = seed, checks, strict_warp, timeout
         entries = [str(f.attrs.get("global_symbol", g.name_hint)) for g, f in mod.functions.items() if isinstance(f, tvm.tirx.PrimFunc)]
         lowered = lower(mod, self.target, pipeline)
         self.source = lowered.source
@@ -205,7 +205,7 @@ class SimulatedKernel:
                 else:
                     region, (address, shape, strides, dtype) = v
                     call.append(tvm_ffi.from_dlpack(_Capsule(region.at(address) if region else 0, shape, strides, dtype)))
-            dll.tsim_begin(self.seed, int(self.checks), limit, 1024, self.timeout)
+            dll.tsim_begin(self.seed, int(self.checks), int(self.strict_warp), limit, 1024, self.timeout)
             start = time.perf_counter()
             self._module[name](*call)
             seconds = time.perf_counter() - start
@@ -287,6 +287,7 @@ def simulate_module(
     *,
     seed: int = 0,
     checks: bool = True,
+    strict_warp: bool = False,
     pipeline: str | Pipeline | None = None,
     timeout: float = 300.0,
 ) -> SimulatedKernel:
@@ -302,6 +303,9 @@ def simulate_module(
         0: threads run in order and asynchronous work finishes as late as its waits allow; other values vary both.
     checks : bool
         False: run without race, bounds of registers and initialisation checks (out-of-bounds is always reported).
+    strict_warp : bool
+        True: only ``__syncwarp`` orders memory between the lanes of a warp; False: every convergent warp instruction does
+        (shuffles, votes, ldmatrix, mma, wgmma waits), as on the hardware.
     pipeline : str, callable or None
         How TIR becomes host and device modules, see :func:`tvm_tile.simulate.pipeline.lower`.
     timeout : float
@@ -321,4 +325,4 @@ def simulate_module(
     if isinstance(mod, tvm.tirx.PrimFunc):
         name = str(mod.attrs["global_symbol"]) if mod.attrs and "global_symbol" in mod.attrs else "main"
         mod = tvm.IRModule({name: mod.with_attr("global_symbol", name)})
-    return SimulatedKernel(mod, target, seed=seed, checks=checks, pipeline=pipeline, timeout=timeout)
+    return SimulatedKernel(mod, target, seed=seed, checks=checks, strict_warp=strict_warp, pipeline=pipeline, timeout=timeout)

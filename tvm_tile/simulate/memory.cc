@@ -8,13 +8,19 @@
 
 namespace tsim {
 
-void load_shared(u32 addr, void* dst, u32 n, u32) {
+// A load may carry elements that nobody uses; those that were never written become undefined registers, reported at use.
+u32 load_shared(u32 addr, void* dst, u32 n, u32 elem) {
   SITE();
-  u32 off; CTA* c = shared_window(addr, n, n, "shared-memory read", &off);
+  u32 off, undefined = 0; CTA* c = shared_window(addr, n, n, "shared-memory read", &off);
   record_access(C_SHARED_LOADS, addr, n);
   cur->dirty = true;
-  shared_read(c, off, n, thread_access(), "read");
+  for (u32 i = 0; i < n; i += elem) {
+    bool written = !M.opt.checks;
+    if (!written) { written = true; for (u32 b = 0; b < elem; b++) written &= (c->sh.flags[off + i + b] & (F_INIT | F_PENDING)) != 0; }
+    if (written) shared_read(c, off + i, elem, thread_access(), "read"); else undefined |= 1u << (i / elem);
+  }
   memcpy(dst, c->sh.mem + off, n); stack_write_mark(cur, dst, n);
+  return undefined;
 }
 void store_shared(u32 addr, const void* src, u32 n, u32) {
   SITE();
@@ -182,8 +188,8 @@ int tsim_ffi_encode(void*, const FFIAny* args, int32_t n, FFIAny* result) {
   else return encode_error(format("an element type of FFI type %d", d.type_index));
   return encode(args, n, dtype);
 }
-void tsim_begin(u64 seed, int checks, u32 max_shared, u32 max_threads, double timeout) {
-  M.opt.seed = seed; M.opt.checks = checks != 0; M.opt.max_shared = max_shared; M.opt.max_threads = max_threads; M.opt.timeout = timeout;
+void tsim_begin(u64 seed, int checks, int strict_warp, u32 max_shared, u32 max_threads, double timeout) {
+  M.opt.seed = seed; M.opt.checks = checks != 0; M.opt.strict_warp = strict_warp != 0; M.opt.max_shared = max_shared; M.opt.max_threads = max_threads; M.opt.timeout = timeout;
   M.failed = false; M.fault.clear(); M.output.clear(); M.kinds.clear();
   memset(&M.counters, 0, sizeof M.counters);
 }

@@ -567,8 +567,15 @@ def _ld(i):
             raise i.refuse()
         return i.store(regs[0], f"({ctype})tsim::ld_sync({i.pointer(i.operands[1])}, {size}, tsim::{'TY_U32' if size == 4 else 'TY_U64' if size == 8 else 'TY_B16'})")
     fn, addr = ("load_shared", i.shared(i.operands[1])) if space == "shared" else ("load_global", i.pointer(i.operands[1]))
-    out = " ".join(i.store(r, f"_v[{j}]") for j, r in enumerate(regs) if str(r).strip() != "_")
-    return f"{ctype} _v[{vec}]; tsim::{fn}({addr}, _v, {size * vec}, {size}); {out}"
+    if space != "shared":
+        out = " ".join(i.store(r, f"_v[{j}]") for j, r in enumerate(regs) if str(r).strip() != "_")
+        return f"{ctype} _v[{vec}]; tsim::{fn}({addr}, _v, {size * vec}, {size}); {out}"
+    out = " ".join(
+        f"if (_u >> {j} & 1) tsim::undefined_register(&{i.raw(r)}, sizeof({i.raw(r)})); else {i.store(r, f'_v[{j}]')}"
+        for j, r in enumerate(regs)
+        if str(r).strip() != "_"
+    )
+    return f"{ctype} _v[{vec}]; const uint32_t _u = tsim::{fn}({addr}, _v, {size * vec}, {size}); {out}"
 
 
 @instruction(r"st\.(?!async|bulk)")

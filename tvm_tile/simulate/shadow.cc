@@ -220,8 +220,12 @@ static void stack_fault(const u8* f, const void* p, size_t n, bool write) {
   if (*f & (S_INFLIGHT | (write ? S_INFLIGHT_READ : 0)))
     fault("register", format("%s of a register that %s by %s: wgmma has been issued and not waited for", write ? "write" : "read",
                              *f & S_INFLIGHT ? "an in-flight wgmma accumulates into" : "an in-flight wgmma reads", thread_name(cur).c_str()), {{"this access", cur->cur_pc}});
-  if (!write && (*f & S_POISON))
+  if (!write && (*f & S_POISON)) {
+    auto from = cur->undefined_from.find((size_t)(f - cur->sflags));
+    if (from != cur->undefined_from.end())
+      fault("uninitialized", format("%s uses a value that it loaded from shared memory never written", thread_name(cur).c_str()), {{"used here", cur->cur_pc}, {"loaded here", from->second}});
     fault("uninitialized", format("read of %zu bytes of a local array by %s: never written", n, thread_name(cur).c_str()), {{"this access", cur->cur_pc}});
+  }
 }
 void stack_read_check(const void* p, size_t n) {
   size_t o = (const u8*)p - cur->stack;
@@ -236,6 +240,13 @@ void poison(void* p, size_t n) {
   memset(p, 0xFF, n);
   size_t o = (u8*)p - cur->stack;
   if (o < STACK_BYTES) memset(cur->sflags + o, S_POISON, n);
+  if (!cur->undefined_from.empty()) for (size_t i = 0; i < n; i++) cur->undefined_from.erase(o + i);
+}
+void undefined_register(void* p, size_t n) {
+  size_t o = (u8*)p - cur->stack;
+  if (o >= STACK_BYTES) fault("uninitialized", thread_name(cur) + " loads shared memory that was never written", {{"loaded here", cur->cur_pc}});
+  poison(p, n);
+  for (size_t i = 0; i < n; i++) cur->undefined_from[o + i] = cur->cur_pc;
 }
 
 // ---------------------------------------------------------------- the compiler's instrumentation

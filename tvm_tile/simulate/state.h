@@ -149,6 +149,7 @@ struct Fiber {
   // wgmma, counted for this thread
   u64 wg_ops = 0, wg_groups = 0, wg_waited = 0; u64 wg_in_group = 0; int wg_wait_n = -1; int inflight = 0;
   u64 cluster_gen = 0;
+  std::unordered_map<size_t, u32> undefined_from;  // stack offset of an undefined register -> the load that made it so
 };
 
 // ---------------------------------------------------------------- global memory
@@ -159,7 +160,7 @@ struct Segment {
 };
 
 // ---------------------------------------------------------------- the machine
-struct Options { u64 seed = 0; bool checks = true; u32 max_shared = 232448; u32 max_threads = 1024; double timeout = 300; };
+struct Options { u64 seed = 0; bool checks = true, strict_warp = false; u32 max_shared = 232448; u32 max_threads = 1024; double timeout = 300; };
 struct Counters { u64 v[C_COUNT]; };
 
 struct Machine {
@@ -203,6 +204,7 @@ void block(const char* what, u32 a = 0, u32 b = 0);
 void wake(Fiber* f);
 void wake_all(std::vector<Fiber*>& v);
 void tick(Fiber* f);
+void order_lanes(Fiber* const* who, u32 mask);   // everything these lanes did happens before what they do next
 KnowPtr snapshot(Fiber* f);
 int new_agent(int kind, int owner);
 u64 random_u64();

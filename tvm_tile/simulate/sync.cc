@@ -268,6 +268,11 @@ bool has_mbarrier_tx_error(std::string* text) {
 enum { K_SYNC, K_SHFL, K_BALLOT, K_MATCH, K_REDUX, K_ELECT, K_LDM, K_STM, K_MMA };
 static const char* kind_name[] = {"warp barrier (__syncwarp)", "warp shuffle", "warp vote", "warp match", "warp reduction", "warp elect", "warp ldmatrix", "warp stmatrix", "warp mma"};
 
+void order_lanes(Fiber* const* who, u32 mask) {
+  Know k;
+  for (int l = 0; l < 32; l++) if (mask >> l & 1) k.join(who[l]->know);
+  for (int l = 0; l < 32; l++) if (mask >> l & 1) { who[l]->know.join(k); tick(who[l]); }
+}
 // Meets the other lanes of the mask; the last to come runs `fn` for all of them.
 template <class F> static void collective(int kind, u32 mask, void* data, F fn) {
   Warp& w = cur->cta->warp[cur->warp];
@@ -282,6 +287,9 @@ template <class F> static void collective(int kind, u32 mask, void* data, F fn) 
   M.progress++;
   if (c->arrived == mask) {
     for (size_t i = 0; i < w.open.size(); i++) if (w.open[i] == c) { w.open.erase(w.open.begin() + i); break; }
+    // A converged warp makes its memory accesses in order, so every collective orders its lanes; in strict mode only
+    // __syncwarp does, as the CUDA guide has it ("Warp Shuffle Functions": no memory ordering is implied).
+    if (kind == K_SYNC || !M.opt.strict_warp) order_lanes(c->who, mask);
     fn(*c);
     c->done = true;
     for (int l = 0; l < 32; l++) if ((mask >> l & 1) && l != cur->lane) wake(c->who[l]);
@@ -292,13 +300,8 @@ template <class F> static void collective(int kind, u32 mask, void* data, F fn) 
 void warp_sync(u32 mask) {
   SITE();
   if (cur->lane == 0) count("__syncwarp");
-  collective(K_SYNC, mask, nullptr, [](Collective& c) {
-    Know k; LANES(c, l) k.join(c.who[l]->know);
-    LANES(c, l) { c.who[l]->know.join(k); tick(c.who[l]); }
-    if (c.mask == ~0u) flush_warp(cur->cta, cur->warp);
-  });
+  collective(K_SYNC, mask, nullptr, [](Collective& c) { if (c.mask == ~0u) flush_warp(cur->cta, cur->warp); });
 }
-// Shuffles and votes exchange registers. They order no memory (CUDA C++ programming guide, "Warp Shuffle Functions").
 struct Shfl { int mode; const void* in; void* out; u32 bytes, arg, clamp; u32* pred; };
 void shfl(u32 mask, int mode, const void* v, void* out, u32 bytes, u32 arg, u32 clamp, u32* pred) {
   SITE();

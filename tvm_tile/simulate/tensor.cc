@@ -314,6 +314,7 @@ void wgmma_wait(u32 n) {
     w.group_end.pop_front(); w.first_group++;
   }
   for (auto& op : w.ops) for (int t = 0; t < 128; t++) mark_inflight(*op, t);
+  if (!M.opt.strict_warp) for (int q = 0; q < 4; q++) order_lanes(&w.members[q * 32], ~0u);   // .sync.aligned: each warp converges
   for (auto* f : w.at_wait) { f->know.all.raise(w.agent, (u32)w.first_group); tick(f); if (f != cur) wake(f); }
   w.at_wait.clear();
 }
