@@ -112,8 +112,25 @@ def _key(before, **environment):
 
 def test_key_is_pure():
     # TL 2662: the key depends on what was built before (or on Python's hash seed).
-    before = 'tvm_tile.compile(kernels.constant(3.0), "llvm", cache=False)'
-    assert _key("", PYTHONHASHSEED="1") == _key(before, PYTHONHASHSEED="2")
+    fixed = "cache.source_fingerprint = lambda: 'fixed'"
+    before = f'{fixed}; tvm_tile.compile(kernels.constant(3.0), "llvm", cache=False)'
+    assert _key(fixed, PYTHONHASHSEED="1") == _key(before, PYTHONHASHSEED="2")
+
+
+def test_sources_are_part_of_the_key(tmp_path, monkeypatch):
+    import shutil
+
+    package = tmp_path / "tvm_tile"
+    shutil.copytree(os.path.join(ROOT, "tvm_tile"), package, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(cache, "__file__", str(package / "runtime" / "cache.py"))
+    fingerprint = cache.source_fingerprint.__wrapped__
+    first = fingerprint()
+    assert fingerprint() == first
+    file = package / "lower" / "__init__.py"
+    file.write_text(file.read_text() + "# edited\n")
+    second = fingerprint()
+    file.rename(file.with_name("renamed.py"))
+    assert len({first, second, fingerprint()}) == 3
 
 
 @pytest.mark.parametrize("file", ["kernel.so", "entry.json", "source.ll"])
@@ -183,8 +200,10 @@ def test_killed_midway(folder, where, monkeypatch):
     assert not list((folder / "tmp").iterdir())
 
 
-def test_two_processes_at_once(folder):
-    processes = [_start() for _ in range(2)]
+def test_two_processes_at_once(folder, monkeypatch):
+    # Our sources may be edited while the tests run: that makes new keys, and is not what is tested here.
+    monkeypatch.setattr(cache, "source_fingerprint", lambda: "fixed")
+    processes = [_start("cache.source_fingerprint = lambda: 'fixed'") for _ in range(2)]
     for process in processes:
         out, err = process.communicate(timeout=120)
         assert process.returncode == 0 and out.strip() == "right", err

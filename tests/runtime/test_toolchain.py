@@ -90,6 +90,14 @@ def test_sm_80_code_holds_ptx_for_newer_gpus():
     assert len(source) > len(only_native)
 
 
+def test_without_driver_and_c_compiler(monkeypatch, tmp_path):
+    # Without the stand-in TVM would silently export CUDA source.
+    monkeypatch.setenv("TVM_TILE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(toolchain, "find_cc", lambda: None)
+    with pytest.raises(tvm_tile.ToolchainError, match="without NVIDIA's driver needs a C compiler"):
+        tvm_setup._build_stub()
+
+
 @needs_nvcc
 def test_source_that_does_not_compile_is_our_fault():
     with pytest.raises(tvm_tile.InternalError, match="refused generated code"):

@@ -80,12 +80,14 @@ def execute(arguments) -> int:
         "skipped": skipped,
     }
     own = times["tvm_tile"]
-    for name, seconds in times.items():
+    for name, samples in times.items():
+        seconds = statistics.median(samples)
         document["results"][name] = {
             "seconds": seconds,
             "tflops": flops / seconds / 1e12 if flops else None,
             "gbytes_per_second": moved / seconds / 1e9 if moved else None,
-            "ratio": seconds / own,
+            # Of pairs of the same round: what else the machine does meets both alike.
+            "ratio": statistics.median(s / o for s, o in zip(samples, own, strict=True)),
         }
     common.emit(arguments, document, _table(document))
     return 0 if passed else 1
@@ -115,8 +117,8 @@ def _same_threads(torch) -> int:
     return threads
 
 
-def _measure_cpu(calls: dict, rounds: int) -> dict[str, float]:
-    """Median seconds of each, measured in turns; a measurement repeats short calls until it lasts long enough."""
+def _measure_cpu(calls: dict, rounds: int) -> dict[str, list[float]]:
+    """Seconds of each in every round, measured in turns; short calls repeat until a measurement lasts long enough."""
     repeats = {}
     for name, (call, *_) in calls.items():
         call()
@@ -133,11 +135,11 @@ def _measure_cpu(calls: dict, rounds: int) -> dict[str, float]:
             for _ in range(repeats[name]):
                 call()
             samples[name].append((time.perf_counter() - start) / repeats[name])
-    return {name: statistics.median(values) for name, values in samples.items()}
+    return samples
 
 
-def _measure_gpu(torch, calls: dict, rounds: int) -> dict[str, float]:
-    """Median seconds of each: a CUDA graph of launches over rotating buffers, the graphs replayed in turns."""
+def _measure_gpu(torch, calls: dict, rounds: int) -> dict[str, list[float]]:
+    """Seconds of each in every round: CUDA graphs of launches over rotating buffers, replayed in turns."""
     replays = {}
     for name, rotating in calls.items():
         stream = torch.cuda.Stream()
@@ -162,7 +164,7 @@ def _measure_gpu(torch, calls: dict, rounds: int) -> dict[str, float]:
             end.synchronize()
             if round_:  # the first round warms up
                 samples[name].append(begin.elapsed_time(end) / 1e3 / count)
-    return {name: statistics.median(values) for name, values in samples.items()}
+    return samples
 
 
 def _table(document: dict) -> list[str]:

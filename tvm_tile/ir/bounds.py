@@ -12,11 +12,11 @@ import tvm
 from tvm import tirx
 from tvm.ir import Range, TensorLoad, Var
 from tvm.s_tir import SBlock, SBlockRealize
-from tvm.sym import Analyzer, ConstIntBound
+from tvm.sym import Analyzer, ConstIntBound, ProofStrength
 from tvm.tirx import Bind, BufferStore, Evaluate, For, IfThenElse, is_buffer_var
 
 from ..errors import SourceLocation, TileShapeError
-from .visit import rewrite, walk
+from .visit import rewrite, substitute, walk
 
 __all__ = ["guard_accesses"]
 
@@ -49,6 +49,7 @@ class _Guard:
         self.spans: list = [None]
         self.conditions = 0
         self.ranges: dict[Var, tuple] = {}
+        self.multiples: dict[Var, object] = {}
 
     def run(self) -> tirx.PrimFunc:
         for param in self.func.params:
@@ -57,10 +58,7 @@ class _Guard:
                     walk(extent, (Var, self._non_negative))
         with contextlib.ExitStack() as stack:
             # T.assume conditions stand in front of the kernels
-            walk(
-                self.func.body,
-                (tirx.AssertStmt, lambda a: stack.enter_context(self.analyzer.constraint_scope(a.condition))),
-            )
+            walk(self.func.body, (tirx.AssertStmt, lambda a: self._assume(a.condition, stack)))
             statements = [
                 (For, self.on_for),
                 (SBlockRealize, self.on_realize),
@@ -94,7 +92,7 @@ class _Guard:
 
     def on_for(self, loop, m):
         start, extent = m.mutate(loop.min), m.mutate(loop.extent)
-        self.analyzer.bind(loop.loop_var, Range.from_min_extent(start, extent))
+        self.analyzer.bind(loop.loop_var, Range.from_min_extent(self._known(start), self._known(extent)))
         self.ranges[loop.loop_var] = (loop.min, loop.extent)
         body = m.mutate(loop.body)
         return For(
@@ -103,7 +101,7 @@ class _Guard:
 
     def on_realize(self, realize, m):
         for axis, value in zip(realize.block.iter_vars, realize.iter_values, strict=False):
-            self.analyzer.bind(axis.var, value)
+            self.analyzer.bind(axis.var, self._known(value))
             if value in self.ranges:
                 self.ranges[axis.var] = self.ranges[value]
         return SBlockRealize(realize.iter_values, realize.predicate, m.mutate(realize.block))
@@ -128,7 +126,7 @@ class _Guard:
     def _given(self, condition):
         self.conditions += 1
         try:
-            with self.analyzer.constraint_scope(condition):
+            with self.analyzer.constraint_scope(self._known(condition)):
                 yield
         finally:
             self.conditions -= 1
@@ -149,7 +147,7 @@ class _Guard:
             loads: list = []
             walk(value, (TensorLoad, loads.append), (tvm.ir.Call, loads.append))
             if not loads:
-                self.analyzer.bind(stmt.var, value)
+                self.analyzer.bind(stmt.var, self._known(value))
         return Bind(stmt.var, value, stmt.span)
 
     # ---- accesses
@@ -209,6 +207,30 @@ class _Guard:
         condition = self._condition(element.source, indices, f"the atomic update of {element.source.name}")
         return tirx.call_extern(str(call.ty.dtype), call.args[0].value, address, value), condition
 
+    def _known(self, expr):
+        """The expression with what T.assume says about divisibility written into it."""
+        return substitute(expr, self.multiples) if self.multiples and isinstance(expr, tvm.ir.Expr) else expr
+
+    def _prove(self, condition) -> bool:
+        condition = self._known(condition)
+        return self.analyzer.can_prove(condition) or self.analyzer.can_prove(condition, ProofStrength.SYMBOLIC_BOUND)
+
+    def _assume(self, condition, stack) -> None:
+        """``n % c == 0`` makes n a multiple in all proofs; other conditions are constraints."""
+        if isinstance(condition, tirx.And):
+            self._assume(condition.a, stack)
+            self._assume(condition.b, stack)
+            return
+        if isinstance(condition, tirx.EQ) and isinstance(condition.a, tirx.FloorMod) and isinstance(condition.a.a, Var):
+            var, divisor, rest = condition.a.a, condition.a.b, condition.b
+            if isinstance(divisor, tirx.IntImm) and isinstance(rest, tirx.IntImm) and int(rest.value) == 0:
+                if var not in self.multiples:
+                    quotient = Var(f"{var.name}_quotient", var.ty.dtype)
+                    self._non_negative(quotient)
+                    self.multiples[var] = quotient * divisor
+                return
+        stack.enter_context(self.analyzer.constraint_scope(condition))
+
     def _indices(self, buffer, indices: list) -> list:
         """Index arithmetic in 64 bits where a dimension has 2^31 elements or more."""
         return [
@@ -221,8 +243,8 @@ class _Guard:
         terms = []
         on_chip = str(buffer.ty.storage_scope) != "global"
         for dim, (index, extent) in enumerate(zip(indices, buffer.ty.shape, strict=False)):
-            low = self.analyzer.can_prove(index >= 0)
-            high = self.analyzer.can_prove(index < extent)
+            low = self._prove(index >= 0)
+            high = self._prove(index < extent)
             if low and high:
                 continue
             if on_chip:

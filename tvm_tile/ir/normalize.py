@@ -112,7 +112,8 @@ def _hoist_buffers(func: tirx.PrimFunc) -> tirx.PrimFunc:
         if not inner.alloc_buffers:
             return inner
         found.extend(inner.alloc_buffers)
-        return _rebuild(inner, alloc_buffers=[])
+        used = [_whole(b) for b in inner.alloc_buffers]
+        return _rebuild(inner, alloc_buffers=[], reads=[*inner.reads, *used], writes=[*inner.writes, *used])
 
     return rewrite(func, [(SBlock, on_block)])
 

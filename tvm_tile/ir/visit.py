@@ -25,7 +25,7 @@ class _Keeper:
 
         def call(node):
             try:
-                return function(node)
+                function(node)  # its value would be taken for an instruction to the walker
             except BaseException as err:
                 self.keep(err)
                 raise

@@ -12,7 +12,7 @@ from .context import inside_kernel
 from .dtypes import constant
 from .emit import block, nest
 from .regions import Region, as_region, check_disjoint, dtype_of, same_extent, scope_name, scope_of, shape_text
-from .values import as_expression, check_uniform, element_of, is_expression
+from .values import as_expression, check_uniform, element_of, is_expression, snapshot
 
 __all__ = ["atomic_add", "atomic_max", "atomic_min", "device_assert", "print_"]
 
@@ -57,7 +57,8 @@ def _atomic(op: str, target, value, return_prev: bool):
         check_uniform([value, *element.indices])
         call = _call(op, element, value)
         if return_prev:
-            return call
+            # bound at once: an update happens where it is written, once, whatever its value is used for
+            return snapshot(call, "previous")
         if context.in_parallel:
             B.evaluate(call)
         else:

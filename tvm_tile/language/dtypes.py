@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import math
+import operator
 
 import tvm
 from tvm import tirx
 
 from ..errors import TileTypeError
 
-__all__ = ["DTYPES", "check_dtype", "constant", "convert", "infinity", "is_float", "is_integer"]
+__all__ = ["DTYPES", "check_dtype", "constant", "convert", "infinity", "is_float", "is_integer", "number_of"]
 
 FLOATS = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -134,3 +135,24 @@ def convert(value, dtype: str, what: str):
             else "compare it: value != 0",
         )
     return tirx.Cast(dtype, value)
+
+
+def number_of(expr) -> int | float | None:
+    """The Python number behind a constant expression such as ``-T.infinity("float32")``, else None.
+
+    TVM's simplifier leaves arithmetic on infinities alone.
+    """
+    if isinstance(expr, bool | int | float):
+        return expr
+    if isinstance(expr, tirx.IntImm | tirx.FloatImm):
+        return expr.value
+    if isinstance(expr, tirx.Cast):
+        value = number_of(expr.value)
+        if value is None or is_float(str(expr.ty.dtype)):
+            return value
+        return int(value) if math.isfinite(value) else None
+    fold = {tirx.Add: operator.add, tirx.Sub: operator.sub, tirx.Mul: operator.mul}.get(type(expr))
+    if fold is None:
+        return None
+    parts = number_of(expr.a), number_of(expr.b)
+    return None if None in parts else fold(*parts)

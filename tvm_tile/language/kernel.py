@@ -12,7 +12,7 @@ from tvm.tirx.script import builder as B
 
 from ..errors import TileShapeError, TileSyntaxError, TileTypeError
 from .context import KernelContext, current, inside_kernel, tile_op
-from .dtypes import constant
+from .dtypes import constant, number_of
 from .emit import block
 from .regions import const_int, dtype_of, scope_of
 from .values import as_expression, is_expression, reads_memory
@@ -180,12 +180,12 @@ def annotate_safe_value(values: dict) -> None:
                 "T.annotate_safe_value: the keys must be global tensors",
                 advice="only reads of global memory can be out of bounds",
             )
-        number = constant(value, dtype_of(buffer), "T.annotate_safe_value")
-        number = tvm.sym.Analyzer().simplify(number)
-        if not isinstance(number, tirx.IntImm | tirx.FloatImm):
+        number = number_of(value)
+        if number is None:
             raise TileTypeError(
-                f"T.annotate_safe_value: the value for {buffer.name} must be a constant, but it is {number}"
+                f"T.annotate_safe_value: the value for {buffer.name} must be a constant, but it is {value}"
             )
+        number = constant(number, dtype_of(buffer), "T.annotate_safe_value")
         safe = context.kernel.annotations.setdefault("tile.safe_values", {})
         # as text: infinities do not survive the printer as numbers
         text = repr(number.value)

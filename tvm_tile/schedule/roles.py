@@ -1,7 +1,8 @@
-"""Warp specialisation: a producer warpgroup that loads by TMA, consumer warpgroups that work (``tile.roles`` on the kernel).
+"""Warp specialisation: a producer warpgroup that loads by TMA, consumer warpgroups that work (``tile.roles``).
 
-Copies of pipelined loops become rings of as many slots as the loop has stages; copies that are needed together share a ring.
-Tiles that are loaded once before the loops become rings of one slot, so that their loads overlap the first loads of the loops.
+Copies of pipelined loops become rings of as many slots as the loop has stages; copies that are needed together share a
+ring. Tiles that are loaded once before the loops become rings of one slot, so that their loads overlap the first loads of
+the loops.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from .tma import why_not_tma
 
 __all__ = ["roles"]
 
-#: Registers a thread of (producer, consumer) by number of consumer warpgroups. A CTA starts with 65536 / threads registers a thread,
-#: in units of 8; what the producer gives up its consumers get. One consumer warpgroup has 255 anyway.
+#: Registers a thread of (producer, consumer) by number of consumer warpgroups. A CTA starts with 65536 / threads registers
+#: a thread, in units of 8; what the producer gives up its consumers get. One consumer warpgroup has 255 anyway.
 REGISTERS = {1: None, 2: (24, 240), 3: (32, 160)}
 
 
@@ -26,29 +27,31 @@ def _apply(sch: TileSchedule, hw):
 def _decide(sch: TileSchedule, kernel: KernelView, hw):
     given = sch.given_kernel(kernel, "tile.roles")
     if given is not None:
-        return Decision(kernel.name, "roles", "given" if given else "all threads load and work", "given before the rules ran")
+        text = "given" if given else "all threads load and work"
+        return Decision(kernel.name, "roles", text, "given before the rules ran")
     reason = _why_not(kernel, hw)
     if reason:
         return NotApplicable(f"not specialised: {reason}", kernel.name, "roles")
     layouts = read_shared(kernel.info.block)
     rings: list[dict] = []
     taken: set[str] = set()
-    for site, group in _pipelined(kernel):
+    for plan, group in _pipelined(kernel):
         for copy in group:
             why = why_not_tma(copy.op, layouts[copy.op.dst.buffer.name])
             if why:
                 return NotApplicable(f"not specialised: {copy.name} cannot be a TMA load: {why}", kernel.name, "roles")
         taken |= {c.name for c in group}
-        stages = int(site["stages"])
-        rings.append({"name": f"ring_{group[0].op.dst.buffer.name}", "copies": [c.name for c in group], "slots": stages})
+        name = f"ring_{group[0].op.dst.buffer.name}"
+        rings.append({"name": name, "copies": [c.name for c in group], "slots": int(plan["stages"])})
     for site in _once(kernel, taken):
         if why_not_tma(site.op, layouts[site.op.dst.buffer.name]) is None:
             rings.append({"name": f"load_{site.op.dst.buffer.name}", "copies": [site.name], "slots": 1})
     value = {"rings": rings, "registers": REGISTERS[kernel.threads // 128]}
     sch.annotate_kernel(kernel, "tile.roles", encode(value))
     text = "; ".join(f"{r['name']}: {' + '.join(r['copies'])} x {r['slots']}" for r in rings)
-    return Decision(kernel.name, "roles", f"one producer warpgroup, {kernel.threads // 128} consumer warpgroups; {text}",
-                    "all loads of the pipelined loops can be issued by TMA ahead of the products")  # fmt: skip
+    text = f"one producer warpgroup, {kernel.threads // 128} consumer warpgroups; {text}"
+    why = "all loads of the pipelined loops can be issued by TMA ahead of the products"
+    return Decision(kernel.name, "roles", text, why)
 
 
 def _why_not(kernel: KernelView, hw) -> str | None:
@@ -72,7 +75,7 @@ def _why_not(kernel: KernelView, hw) -> str | None:
 
 def _pipelined(kernel: KernelView):
     """(plan, copies) of every group of producers that are first needed by the same operation."""
-    for path, scope in kernel.loops:
+    for _, scope in kernel.loops:
         plan = read_pipeline(scope.annotations)
         if not plan or not plan.get("producers"):
             continue

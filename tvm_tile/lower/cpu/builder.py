@@ -16,6 +16,8 @@ from tvm.ir import Expr, PointerType, PrimType, Var
 from tvm.tirx import ForKind
 from tvm.tirx.buffer import buffer_data
 
+from ...ir.visit import walk
+
 CACHE_LINE = 64  # bytes; alignment of every scratch buffer
 
 
@@ -221,6 +223,24 @@ def shuffle(vectors: list[Expr], lanes: list[int]) -> Expr:
 def address(buffer: Var, index) -> Expr:
     """Pointer to an element."""
     return tirx.address_of(tirx.BufferLoad(buffer, [as_expr(index, "int32") if isinstance(index, int) else index]))
+
+
+def emit_opaque_zero(b: Builder) -> Expr:
+    """A zero whose value LLVM does not know, for the function's prologue.
+
+    LLVM 22 turns a masked store of truncated lanes whose mask is *constant* with a single lane set into a scalar store of
+    the untruncated width (x86, AVX-512): it overwrites the next element.  Positions that guard stores of 8- and 16-bit
+    elements are offset by this zero, so that no mask becomes constant.
+    """
+    size = tirx.call_extern("int32", "getpagesize")
+    return b.bind(size >> tirx.const(30, "int32"), "zero")
+
+
+def stores_narrow(stmt) -> bool:
+    """Whether a statement stores elements of 8 or 16 bits."""
+    found: list = []
+    walk(stmt, (tirx.BufferStore, lambda s: found.append(s) if s.buffer.ty.dtype.dtype.bits <= 16 else None))
+    return bool(found)
 
 
 _INTRINSIC_IDS: dict[str, int] = {}

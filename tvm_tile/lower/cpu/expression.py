@@ -88,8 +88,10 @@ class Evaluator:
         Lanes (a bool vector) in which this place executes.
     assumed : list of Expr
         Conditions known to hold here.
-    atomics : Callable or None
-        Handler of atomic calls.
+    effects : Callable or None
+        Handler of the language's extern calls.
+    zero : Expr or None
+        A zero that LLVM does not see through (:func:`.builder.emit_opaque_zero`).
     """
 
     b: Builder
@@ -100,6 +102,7 @@ class Evaluator:
     mask: Expr | None = None
     assumed: list = field(default_factory=list)
     effects: Callable | None = None
+    zero: Expr | None = None
 
     # ---------------------------------------------------------------- helpers
     def settle(self, value: Value) -> Value:

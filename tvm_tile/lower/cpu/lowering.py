@@ -15,7 +15,7 @@ from ...ir import AssertOp, CopyOp, CumsumOp, FillOp, GemmOp, ParallelOp, PrintO
 from ...ir.ops import match_op
 from ...ir.visit import mentions, walk
 from . import amx, effects
-from .builder import Builder, const_int, sequence
+from .builder import Builder, const_int, emit_opaque_zero, sequence, stores_narrow
 from .context import KernelContext
 from .expression import Evaluator
 from .gemm import emit_gemm
@@ -53,6 +53,7 @@ class _Function:
         self.storages: dict[Var, Storage] = {}
         self.effects = None
         self.uses_amx = False
+        self.zero = None
 
     def run(self) -> tirx.PrimFunc:
         for param in self.func.params:
@@ -62,6 +63,7 @@ class _Function:
             self.effects = effects.Effects(effects.emit_mutex(self.b))
         else:
             self.effects = effects.Effects(None)
+        self.zero = emit_opaque_zero(self.b) if stores_narrow(self.func.body) else None
         with self.b.scope() as body:
             self.top(self.func.body)
         if self.uses_amx:
@@ -90,7 +92,7 @@ class _Function:
                 raise InternalError("grid loops without a kernel block")
             self.kernel(loops, stmt)
         else:
-            emit_statement(Evaluator(self.b, self.lookup, effects=self.effects), stmt)
+            emit_statement(Evaluator(self.b, self.lookup, effects=self.effects, zero=self.zero), stmt)
 
     def lookup(self, buffer: Var) -> Storage:
         """Storage of a program buffer."""
@@ -101,7 +103,7 @@ class _Function:
     def kernel(self, loops: list[tirx.For], realize: SBlockRealize) -> None:
         """One kernel: a parallel loop over its CTAs."""
         b = self.b
-        ev = Evaluator(b, self.lookup, effects=self.effects)
+        ev = Evaluator(b, self.lookup, effects=self.effects, zero=self.zero)
         extents = [ev.scalar(loop.extent) for loop in loops]
         sizes = [const_int(e) for e in extents]
         count = functools.reduce(lambda x, y: x * y, sizes) if None not in sizes else None

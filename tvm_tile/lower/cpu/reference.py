@@ -7,12 +7,12 @@ optimised lowering beyond the treatment of prints and assertions.
 from __future__ import annotations
 
 from tvm import tirx
-from tvm.ir import Call, StringImm, TensorLoad, Var
+from tvm.ir import Call, Expr, StringImm, TensorLoad, Var
 from tvm.s_tir import SBlock, SBlockRealize
 from tvm.tirx import For, ForKind, is_buffer_var
 
 from ...ir.visit import rewrite, substitute
-from .builder import Builder, const_int, sequence
+from .builder import Builder, const_int, emit_opaque_zero, sequence, stores_narrow
 from .effects import emit_print
 from .expression import op_name
 
@@ -30,7 +30,10 @@ def lower_reference(func: tirx.PrimFunc) -> tirx.PrimFunc:
     PrimFunc
         Plain TIR for the CPU.
     """
-    body = _Inline().statement(func.body)
+    b = Builder()
+    zero = emit_opaque_zero(b) if stores_narrow(func.body) else None
+    b.emit(_Inline(zero).statement(func.body))
+    body = b.finish()
     lowered = tirx.PrimFunc(func.params, _Wide(func).rewrite(body), func.ret_type, span=func.span)
     for key, value in (func.attrs or {}).items():
         if str(key) not in ("s_tir", "tirx.noalias"):
@@ -41,8 +44,9 @@ def lower_reference(func: tirx.PrimFunc) -> tirx.PrimFunc:
 class _Inline:
     """Removes blocks: axes become their values, allocations become statements."""
 
-    def __init__(self) -> None:
+    def __init__(self, zero: Expr | None) -> None:
         self.buffers: dict[Var, Var] = {}
+        self.zero = zero
 
     def statement(self, stmt):
         return rewrite(stmt, [(For, self.on_for), (SBlockRealize, self.on_realize), (Var, self.on_var),
@@ -50,8 +54,10 @@ class _Inline:
                               (tirx.BufferStore, self.on_store), (TensorLoad, self.on_load)])
 
     def on_for(self, loop, m):
-        kind = ForKind.SERIAL
-        return For(loop.loop_var, m.mutate(loop.min), m.mutate(loop.extent), kind, m.mutate(loop.body), None, {},
+        start = m.mutate(loop.min)
+        if self.zero is not None:
+            start = start + tirx.Cast(str(loop.loop_var.ty.dtype), self.zero)
+        return For(loop.loop_var, start, m.mutate(loop.extent), ForKind.SERIAL, m.mutate(loop.body), None, {},
                    None if loop.step is None else m.mutate(loop.step))
 
     def on_realize(self, realize, m):

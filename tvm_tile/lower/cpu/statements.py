@@ -12,7 +12,7 @@ from tvm.tirx.op import masked_store
 from ...errors import InternalError
 from ...ir.visit import walk
 from .affine import affine, always, conjuncts, same
-from .builder import const_int, lanes_of, ramp, splat, vtype
+from .builder import const_int, lanes_of, ramp, stores_narrow, vtype
 from .convert import compute_dtype, narrow, storage_dtype
 from .expression import Evaluator, Lane, NotVectorizableError, Value, byte_index, op_name
 from .fma import VectorUnit
@@ -213,7 +213,14 @@ def _emit_nest(ev: Evaluator, unit: VectorUnit, op: Elementwise) -> None:
         lanes = _lane_count(unit, op, axis)
         if lanes > 1 and try_vectors(ev, lambda axis=axis, lanes=lanes: _emit_vectors(ev, op, axis, lanes)):
             return
-    nest(ev, op.axes, lambda: emit_statement(ev, op.body))
+    nest(ev, op.axes, lambda: emit_statement(ev, op.body), _guards_narrow_stores(op.body))
+
+
+def _guards_narrow_stores(body) -> bool:
+    """Whether conditions decide about stores of 8- or 16-bit elements (see :func:`.builder.emit_opaque_zero`)."""
+    found: list = []
+    walk(body, (tirx.IfThenElse, lambda s: found.append(s) if stores_narrow(s) else None))
+    return bool(found)
 
 
 def try_vectors(ev: Evaluator, write: Callable[[], None]) -> bool:
@@ -230,8 +237,8 @@ def try_vectors(ev: Evaluator, write: Callable[[], None]) -> bool:
     return True
 
 
-def nest(ev: Evaluator, axes: list[tuple[Var, object]], body: Callable[[], None]) -> None:
-    """Serial loops over ``axes``."""
+def nest(ev: Evaluator, axes: list[tuple[Var, object]], body: Callable[[], None], opaque: bool = False) -> None:
+    """Serial loops over ``axes``; ``opaque`` hides the axes' values from LLVM."""
     if not axes:
         saved = dict(ev.values)
         body()
@@ -240,8 +247,8 @@ def nest(ev: Evaluator, axes: list[tuple[Var, object]], body: Callable[[], None]
     (var, extent), *rest = axes
     limit = extent if isinstance(extent, int) else ev.scalar(extent)
     with ev.b.loop(const_int(limit) if const_int(limit) is not None else limit, var.name, dtype=str(var.ty.dtype)) as i:
-        ev.env[var] = i
-        nest(ev, rest, body)
+        ev.env[var] = i + tirx.Cast(str(var.ty.dtype), ev.zero) if opaque else i
+        nest(ev, rest, body, opaque)
         del ev.env[var]
 
 
@@ -251,8 +258,13 @@ def _emit_vectors(ev: Evaluator, op: Elementwise, axis: int, lanes: int) -> None
     dtype = str(var.ty.dtype)
     size = const_int(extent)
 
-    def piece(base: Expr, mask: Expr | None) -> None:
+    guarded, narrow_stores = _guards_narrow_stores(op.body), stores_narrow(op.body)
+
+    def piece(base: Expr, limit: Expr | None) -> None:
         saved = dict(ev.values)
+        if guarded or (limit is not None and narrow_stores):
+            base = base + tirx.Cast(dtype, ev.zero)
+        mask = None if limit is None else tirx.LT(ramp(base, lanes), tirx.Broadcast(limit, lanes))
         ev.lane, ev.mask = Lane(var, base, lanes), mask
         emit_statement(ev, op.body)
         ev.lane, ev.mask = None, None
@@ -262,16 +274,14 @@ def _emit_vectors(ev: Evaluator, op: Elementwise, axis: int, lanes: int) -> None
         if size is None:
             limit = ev.scalar(extent)
             with ev.b.loop(tirx.floordiv(limit + (lanes - 1), lanes), var.name, dtype=dtype) as i:
-                base = i * lanes
-                piece(base, tirx.LT(ramp(base, lanes), tirx.Broadcast(limit, lanes)))
+                piece(i * lanes, limit)
             return
         full = size // lanes
         if full:
             with ev.b.loop(full, var.name, dtype=dtype) as i:
                 piece(i * lanes, None)
         if size % lanes:
-            base = tirx.const(full * lanes, dtype)
-            piece(base, tirx.LT(ramp(base, lanes), splat(size, dtype, lanes)))
+            piece(tirx.const(full * lanes, dtype), tirx.const(size, dtype))
 
     nest(ev, others, inner)
 

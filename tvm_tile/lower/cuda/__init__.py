@@ -1,7 +1,7 @@
 """Tile IR -> thread-level TIR for NVIDIA GPUs: realises the decisions of :mod:`tvm_tile.schedule`, decides nothing.
 
-Order of work, one file each: ``program`` (the body as a tree), ``pipeline`` (copies issued ahead), ``ops`` and ``gemm`` (operations
-as steps), ``memory`` (the shared pool), ``sync`` (barriers), ``kernel`` (code).
+Order of work, one file each: ``program`` (the body as a tree), ``pipeline`` (copies issued ahead), ``ops`` and
+``gemm`` (operations as steps), ``memory`` (the shared pool), ``sync`` (barriers), ``kernel`` (code).
 """
 
 from __future__ import annotations

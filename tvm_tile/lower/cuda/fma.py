@@ -1,7 +1,7 @@
 """``T.gemm`` on the CUDA cores: IEEE float32 and float64 products, where no tensor core computes exactly that.
 
-Each thread owns the elements of C that its fragment layout gives it and walks K in order; operands are read from shared memory,
-and the compiler keeps what neighbouring registers share.
+Each thread owns the elements of C that its fragment layout gives it and walks K in order; operands are read from
+shared memory, and the compiler keeps what neighbouring registers share.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _merge(storage: Storage, node: OpNode, held, total, position, reg):
     if mask.scope == "shared":
         tile = storage.tile_of(mask.buffer)
         lead = len(mask.mins) - 2
-        row, col = (tirx.max(tirx.min(x, limit - 1), 0) for x, limit in zip(position, (op.m, op.n)))
+        row, col = (tirx.max(tirx.min(x, limit - 1), 0) for x, limit in zip(position, (op.m, op.n), strict=True))
         at = [*mask.mins[:lead], mask.mins[lead] + row, mask.mins[lead + 1] + col]
         keep = storage.view(tile)[storage.element(tile, at, node.versions.get(mask.buffer))]
     else:

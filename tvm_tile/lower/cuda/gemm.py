@@ -1,8 +1,9 @@
-"""``T.gemm`` with mma.sync: ldmatrix into double-buffered operand registers, products of one k step while the next loads.
+"""``T.gemm`` with mma.sync: ldmatrix into double-buffered operand registers, products of one k step while the next
+loads.
 
-Each warp owns ``m_repeat x n_repeat`` instructions of the output (layout.WarpPartition). An A operand that is a fragment is
-already laid out as the instruction wants it; everything else comes from swizzled shared tiles. Operands that ldmatrix cannot
-deliver (8-bit or tf32 elements stored with K along the rows) are gathered element by element.
+Each warp owns ``m_repeat x n_repeat`` instructions of the output (layout.WarpPartition). An A operand that is a
+fragment is already laid out as the instruction wants it; everything else comes from swizzled shared tiles. Operands
+that ldmatrix cannot deliver (8-bit or tf32 elements stored with K along the rows) are gathered element by element.
 """
 
 from __future__ import annotations
@@ -270,7 +271,7 @@ class _Mma:
         rows_are_outer = (not transposed) if outer_first is None else outer_first
         pair = (outer, k) if rows_are_outer else (k, outer)
         lead = len(region.mins) - 2
-        at = [*region.mins[:lead], *[self._plus(m, p) for m, p in zip(region.mins[lead:], pair)]]
+        at = [*region.mins[:lead], *[self._plus(m, p) for m, p in zip(region.mins[lead:], pair, strict=True)]]
         element = self.storage.element(
             tile, [self.analyzer.simplify(tirx.convert(x)) for x in at], self.node.versions.get(region.buffer)
         )
@@ -298,7 +299,7 @@ class _Mma:
         if padded != limit:
             pair[outer_position] = tirx.min(pair[outer_position], limit - 1)
         lead = len(region.mins) - 2
-        at = [*region.mins[:lead], *[self._plus(m, p) for m, p in zip(region.mins[lead:], pair)]]
+        at = [*region.mins[:lead], *[self._plus(m, p) for m, p in zip(region.mins[lead:], pair, strict=True)]]
         element = self.storage.element(
             tile, [self.analyzer.simplify(tirx.convert(x)) for x in at], self.node.versions.get(region.buffer)
         )

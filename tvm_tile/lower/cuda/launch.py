@@ -47,11 +47,12 @@ def launch(info: KernelInfo, storage: Storage, body, threads: int, host: list, b
     stmts.append(Bind(storage.warpgroup, group))
     stmts += [AllocBuffer(b) for b in storage.allocations]
     stmts += [DeclBuffer(f.words) for f in _unique_words(storage)]
-    inner = seq([*stmts, substitute(body, dict(zip(info.axes, coords)))])
+    inner = seq([*stmts, substitute(body, dict(zip(info.axes, coords, strict=True)))])
     if bounded:
         inner = AttrStmt(const(0), "tirx.launch_bounds_min_blocks_per_sm", const(1), inner)
     inner = _thread(storage.tx, const(threads), "threadIdx.x", inner)
-    for var, extent, tag in reversed(list(zip(blocks, info.grid, ("blockIdx.x", "blockIdx.y", "blockIdx.z")))):
+    tags = ("blockIdx.x", "blockIdx.y", "blockIdx.z")[: len(blocks)]
+    for var, extent, tag in reversed(list(zip(blocks, info.grid, tags, strict=True))):
         inner = _thread(var, extent, tag, inner)
     return seq([*host, inner])
 

@@ -4,9 +4,9 @@ Two transformations of a consumer's loop, both justified by its dependences alon
 
 *Deferral.* A product that nothing else in the body looks at is waited for one iteration later; its slot goes back then.
 
-*Rotation.* A body ``H M G`` (head up to its first product, middle, final product) where G and the next iteration's H are
-independent becomes ``H M | H' G M' | G'``: the next head's product is issued before the final product of this iteration, and the
-middle's scalar work runs while the tensor cores are busy with G.
+*Rotation.* A body ``H M G`` (head up to its first product, middle, final product) where G and the next iteration's H
+are independent becomes ``H M | H' G M' | G'``: the next head's product is issued before the final product of this
+iteration, and the middle's scalar work runs while the tensor cores are busy with G.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Software pipelines: copies of later iterations are issued while earlier ones are worked on.
 
-A loop planned with S stages becomes a prologue that issues the copies of the first S - 1 iterations, and a main loop whose
-iteration k waits for its own tiles, issues the copies of iteration k + S - 1 into the copy of the buffers that iteration k - 1
-has just left, and then works. Any trip count is right: every issue is guarded by the loop's extent.
+A loop planned with S stages becomes a prologue that issues the copies of the first S - 1 iterations, and a main loop
+whose iteration k waits for its own tiles, issues the copies of iteration k + S - 1 into the copy of the buffers that
+iteration k - 1 has just left, and then works. Any trip count is right: every issue is guarded by the loop's extent.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ def expand_pipelines(nodes: list[Node], plan_of) -> list[Node]:
                 # what reads the tiles after the loop finds the last iteration's copies
                 _set_versions(nodes[index + 1 :], final)
                 continue
-            out.append(LoopNode(node.var, node.start, node.extent, expand_pipelines(node.body, plan_of), node.annotations,
+            out.append(LoopNode(node.var, node.start, node.extent, expand_pipelines(node.body, plan_of),
+            node.annotations,
                                 node.unroll, node.location))  # fmt: skip
         elif isinstance(node, CondNode):
             out.append(

@@ -1,7 +1,7 @@
 """A kernel's body as a tree: tile operations, uniform statements, loops and branches.
 
-The passes of this package rewrite the tree (pipelines, phases, barriers) before any thread-level code exists; emission is a
-plain walk over the result.
+The passes of this package rewrite the tree (pipelines, phases, barriers) before any thread-level code exists;
+emission is a plain walk over the result.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Rings of shared tiles between a producer and consumers: slots, mbarriers, and the counting of visits.
 
-Each slot has a *full* mbarrier, which the load completes, and an *empty* one, at which the consumer warps arrive when nothing of
-theirs reads the slot any more. Producer and consumers walk the same control flow (conditions are uniform and read nothing that the
-kernel writes), so they count the same visits; slot and phase follow from the count: slot ``n % S``, phase ``(n // S) % 2``. Hence any
-trip count is right, also in branches and nested loops.
+Each slot has a *full* mbarrier, which the load completes, and an *empty* one, at which the consumer warps arrive when
+nothing of theirs reads the slot any more. Producer and consumers walk the same control flow (conditions are uniform
+and read nothing that the kernel writes), so they count the same visits; slot and phase follow from the count: slot
+``n % S``, phase ``(n // S) % 2``. Hence any trip count is right, also in branches and nested loops.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ class Ring:
     buffers : list of Var
         Their tiles.
     counting : str
-        ``"flat"``: the count is the iteration of the only loop around it; ``"nested"``: that plus the visits of earlier rounds of
-        outer loops, kept in a variable; ``"visits"``: every visit is counted in a variable (branches).
+        ``"flat"``: the count is the iteration of the only loop around it; ``"nested"``: that plus the visits of
+        earlier rounds of outer loops, kept in a variable; ``"visits"``: every visit is counted in a variable
+        (branches).
     index : int
         Position among the kernel's rings.
     """

@@ -1,8 +1,8 @@
 """Barriers from real dependences: a ``__syncthreads`` stands exactly where threads would otherwise race.
 
-Steps (:class:`MicroNode`) declare the shared memory they read and write. The pass keeps the accesses since the last barrier and
-inserts one before a step that conflicts with them. A loop's body is entered from above and from its own end, so that
-conflicts across the back edge count too; conditions are uniform, so a barrier may stand in a branch.
+Steps (:class:`MicroNode`) declare the shared memory they read and write. The pass keeps the accesses since the last
+barrier and inserts one before a step that conflicts with them. A loop's body is entered from above and from its own
+end, so that conflicts across the back edge count too; conditions are uniform, so a barrier may stand in a branch.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ __all__ = ["BarrierNode", "insert_barriers"]
 class BarrierNode:
     """All threads of the CTA meet (``__syncthreads``).
 
-    ``fence``: tiles written by ordinary stores (or cp.async) are read by wgmma or TMA next, which needs a proxy fence in each writing
-    thread first.
+    ``fence``: tiles written by ordinary stores (or cp.async) are read by wgmma or TMA next, which needs a proxy fence
+    in each writing thread first.
     """
 
     fence: bool = False

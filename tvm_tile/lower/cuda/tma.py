@@ -1,9 +1,9 @@
 """Tensor memory accelerator: host-made tensor maps, loads and stores of whole tiles by one thread.
 
-A map describes a global tensor and the box that one instruction moves; the hardware fills what lies outside of the tensor with
-zeros and drops stores there, which is exactly the language's rule for ragged edges. A tile wider than its swizzle span is moved in
-several boxes (:meth:`layout.SharedLayout.tma_boxes`). Source: CUDA Driver API, ``cuTensorMapEncodeTiled``; PTX ISA 8.8,
-``cp.async.bulk.tensor``.
+A map describes a global tensor and the box that one instruction moves; the hardware fills what lies outside of the
+tensor with zeros and drops stores there, which is exactly the language's rule for ragged edges. A tile wider than its
+swizzle span is moved in several boxes (:meth:`layout.SharedLayout.tma_boxes`). Source: CUDA Driver API,
+``cuTensorMapEncodeTiled``; PTX ISA 8.8, ``cp.async.bulk.tensor``.
 """
 
 from __future__ import annotations

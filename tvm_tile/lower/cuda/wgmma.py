@@ -1,8 +1,8 @@
 """``T.gemm`` with wgmma: asynchronous products of warpgroups, operands read from shared memory through descriptors.
 
-The step only issues and commits; :mod:`wgmma_waits` places the wait where the accumulator is first needed. Descriptors: start
-address of the operand in units of 16 bytes, constant bits from :class:`layout.OperandDescriptor`; K steps advance the start.
-Source: PTX ISA 8.8, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions".
+The step only issues and commits; :mod:`wgmma_waits` places the wait where the accumulator is first needed.
+Descriptors: start address of the operand in units of 16 bytes, constant bits from :class:`layout.OperandDescriptor`;
+K steps advance the start. Source: PTX ISA 8.8, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions".
 """
 
 from __future__ import annotations
@@ -131,8 +131,8 @@ class _Wgmma:
         offset = matrix.start(mn0 + mn, k0, tuple(lead))
         # what a warpgroup adds must be the same for each of them
         strides = {
-            matrix.start(mn0 + mn + (g + 1) * group_extent, k0, tuple(lead)) - matrix.start(mn0 + mn + g * group_extent, k0, tuple(lead))
-            for g in range(groups - 1)
+            matrix.start(mn0 + mn + (g + 1) * group_extent, k0, tuple(lead)) - matrix.start(mn0 + mn + g *
+            group_extent, k0, tuple(lead)) for g in range(groups - 1)
         }  # fmt: skip
         if len(strides) > 1:
             raise InternalError(f"warpgroups read {region.buffer.name} at uneven distances", self.op.location)

@@ -1,8 +1,8 @@
 """Where asynchronous products are waited for: as late as possible, at the first step that needs them.
 
-A walk over the steps keeps the commit groups in flight. A step that touches an accumulator in flight, rewrites registers that a
-product still reads, or hands the product's shared operands back, waits for exactly the groups up to that product. A product
-into an accumulator that is already in flight needs no wait: the tensor core keeps their order.
+A walk over the steps keeps the commit groups in flight. A step that touches an accumulator in flight, rewrites
+registers that a product still reads, or hands the product's shared operands back, waits for exactly the groups up to
+that product. A product into an accumulator that is already in flight needs no wait: the tensor core keeps their order.
 """
 
 from __future__ import annotations
