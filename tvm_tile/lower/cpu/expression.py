@@ -398,7 +398,7 @@ class Evaluator:
             one = splat(1.0, kind, lanes)
             return Value(one / (one + _call(vtype(kind, lanes), "exp", [splat(0.0, kind, lanes) - exprs[0]])), dtype, pending)
         if name in _ELEMENTWISE:
-            return Value(_call(vtype(compute_dtype(dtype), lanes), name, exprs), dtype, pending)
+            return Value(_call(vtype(compute_dtype(dtype), lanes), expr.op, exprs), dtype, pending)
         if lanes > 1 or self.lane is not None:
             raise NotVectorizableError(name)
         raw = [a if isinstance(a, StringImm) else v.expr for a, v in zip(expr.args, args)]
@@ -425,19 +425,10 @@ def op_name(call: Call) -> str:
     return str(getattr(call.op, "name", "")).rsplit(".", 1)[-1]
 
 
-@functools.cache
-def _operator(name: str) -> tvm.ir.Op:
-    """An elementary operator, whichever dialect it is registered in."""
-    for dialect in ("tirx", "prim"):
-        try:
-            return tvm.ir.Op.get(f"{dialect}.{name}")
-        except (ValueError, AttributeError, tvm.TVMError):
-            continue
-    raise InternalError(f"TVM has no operator {name}")
-
-
-def _call(dtype: str, name: str, args: list[Expr]) -> Expr:
-    return Call(_operator(name), args, ret_ty=tvm.ir.PrimType(dtype))
+def _call(dtype: str, operator, args: list[Expr]) -> Expr:
+    """Apply an elementary operator, given as itself or by its name in TIR."""
+    operator = tvm.ir.Op.get(f"tirx.{operator}") if isinstance(operator, str) else operator
+    return Call(operator, args, ret_ty=tvm.ir.PrimType(dtype))
 
 
 def _touches_memory(expr) -> bool:
