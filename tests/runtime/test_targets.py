@@ -24,8 +24,12 @@ def test_a_tvm_target_gets_the_real_limit():
     assert tvm_tile.target(llvm).same_as(llvm)
 
 
+def on_gpu(monkeypatch, facts):
+    monkeypatch.setattr(targets, "_device_facts", lambda: facts)
+
+
 def test_auto_is_the_cpu_without_a_gpu(monkeypatch):
-    monkeypatch.setattr(targets, "gpu_arch", lambda: None)
+    on_gpu(monkeypatch, None)
     target = tvm_tile.target("auto")
     assert target.kind.name == "llvm" and int(target.attrs["num-cores"]) >= 1
     with pytest.raises(tvm_tile.TileTargetError, match="there is no CUDA GPU here"):
@@ -33,16 +37,24 @@ def test_auto_is_the_cpu_without_a_gpu(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "arch, expected", [("sm_90", "sm_90a"), ("sm_80", "sm_80"), ("sm_87", "sm_86"), ("sm_100", "sm_89")]
+    "facts, expected",
+    [
+        (("sm_90", 232448), ("sm_90a", 232448)),
+        (("sm_80", 166912), ("sm_80", 166912)),
+        (("sm_89", 101376), ("sm_80", 101376)),
+        (("sm_100", 232448), ("sm_80", 166912)),
+    ],
 )
-def test_auto_on_gpus(monkeypatch, arch, expected):
-    # sm_90a code runs on sm_90 only, so newer GPUs take the newest architecture that ships PTX.
-    monkeypatch.setattr(targets, "gpu_arch", lambda: arch)
-    assert str(tvm_tile.target("auto").attrs["arch"]) == expected
+@pytest.mark.parametrize("name", ["auto", "cuda"])
+def test_targets_of_gpus(monkeypatch, facts, expected, name):
+    # sm_90a code runs on sm_90 only; other GPUs run sm_80's PTX within their own shared memory.
+    on_gpu(monkeypatch, facts)
+    attrs = tvm_tile.target(name).attrs
+    assert (str(attrs["arch"]), int(attrs["max_shared_memory_per_block"])) == expected
 
 
 def test_a_gpu_that_is_too_old(monkeypatch):
-    monkeypatch.setattr(targets, "gpu_arch", lambda: "sm_75")
+    on_gpu(monkeypatch, ("sm_75", 65536))
     with pytest.raises(tvm_tile.TileTargetError, match="older than sm_80"):
         tvm_tile.target("auto")
 
@@ -55,6 +67,18 @@ def test_unknown_names():
         tvm_tile.target(tvm.target.Target("opencl"))
     with pytest.raises(tvm_tile.TileTargetError, match="a name or a TVM Target"):
         tvm_tile.target(90)
+
+
+def test_an_architecture_without_a_description():
+    given = tvm.target.Target({"kind": "cuda", "arch": "sm_86"}, host="llvm")
+    with pytest.raises(tvm_tile.TileTargetError, match="sm_86 is not one of sm_80, sm_90"):
+        tvm_tile.target(given)
+
+
+@pytest.mark.parametrize("name", ["my kernel", "1st", "a-b", ""])
+def test_names_that_are_no_identifier(name):
+    with pytest.raises(tvm_tile.TileError, match="is no C identifier"):
+        tvm_tile.compile(kernels.constant(1.0).with_attr("global_symbol", name), "llvm")
 
 
 def test_things_that_are_no_kernel():

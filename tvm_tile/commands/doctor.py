@@ -99,7 +99,7 @@ def _cuobjdump() -> Finding:
 
 
 def _gpu() -> list[Finding]:
-    from ..runtime.targets import NVIDIA, gpu_arch
+    from ..runtime.targets import ARCHITECTURES, gpu_arch
     from ..runtime.tvm_setup import driver_available
 
     if not driver_available():
@@ -108,7 +108,7 @@ def _gpu() -> list[Finding]:
     result = [Finding("NVIDIA driver", "ok", "libcuda.so.1 loads")]
     if arch is None:
         return [*result, Finding("GPU", "absent", "the driver sees no GPU", "check nvidia-smi")]
-    native = "" if arch in NVIDIA else ", runs the code of an older architecture"
+    native = "" if arch in ARCHITECTURES else ", runs sm_80 code"
     result.append(Finding("GPU", "ok", arch + native))
     if "torch" in sys.modules or common.importable("torch"):
         import torch

@@ -63,6 +63,8 @@ def compile(  # noqa: A001  the public name
     where = resolve_target(target)
     if lowering not in LOWERINGS:
         raise TileError(f"unknown lowering {lowering!r}", advice=f"the lowerings are {', '.join(LOWERINGS)}")
+    if not (name.isascii() and name.isidentifier()):
+        raise TileError(f"the function's name {name!r} is no C identifier", advice="pass name= to compile")
     func = func.with_attr("global_symbol", name)
     tile = is_tile_function(func)
     if tile and lowering != "optimised":
@@ -98,7 +100,7 @@ def _single_function(func_or_module, name: str | None):
     if isinstance(func_or_module, tvm.tirx.PrimFunc):
         func = func_or_module
         known = func.attrs.get("global_symbol", None) if func.attrs is not None else None
-        return func, name or str(known or "main")
+        return func, name or str("main" if known is None else known)
     if not isinstance(func_or_module, tvm.IRModule):
         advice = "pass the function that @T.prim_func makes"
         if callable(func_or_module):

@@ -91,8 +91,11 @@ class Kernel:
                 check_arguments(self.signature, args)
         try:
             self._function(*args)
+            return
         except Exception as error:
-            self._recover(args, error)
+            failure = error
+        # Outside of the handler: TVM's own wording would be shown as the context of ours.
+        self._recover(args, failure)
 
     def _prepare(self, args: tuple) -> tuple:
         """NumPy arrays wrapped, and the types of tensors that pass as they are remembered."""

@@ -6,35 +6,41 @@ import ctypes
 import difflib
 import functools
 
+from .. import hardware
 from ..errors import TileTargetError
 from .tvm_setup import driver_available, prepare_tvm, thread_count
 
-__all__ = ["NVIDIA", "gpu_arch", "host_target", "target", "target_label"]
+__all__ = ["ARCHITECTURES", "gpu_arch", "host_target", "target", "target_label"]
 
-# Architecture -> (TVM's arch string, shared bytes a block may have). The "a" suffix gives wgmma and TMA's full set.
-NVIDIA = {
-    "sm_80": ("sm_80", 163 * 1024),
-    "sm_86": ("sm_86", 99 * 1024),
-    "sm_89": ("sm_89", 99 * 1024),
-    "sm_90": ("sm_90a", 227 * 1024),
-}
-NAMES = ("auto", "cuda", "llvm", *NVIDIA)
+# Architectures that kernels are compiled for; their limits are in tvm_tile.hardware.
+ARCHITECTURES = ("sm_80", "sm_90")
+NAMES = ("auto", "cuda", "llvm", *ARCHITECTURES)
+
+_COMPUTE_MAJOR, _COMPUTE_MINOR, _SHARED_PER_BLOCK_OPTIN = 75, 76, 97  # CUdevice_attribute
 
 
 @functools.lru_cache(maxsize=1)
-def gpu_arch() -> str | None:
-    """``"sm_90"`` and the like of the first GPU here; None without a GPU."""
+def _device_facts() -> tuple[str, int] | None:
+    """(``"sm_90"`` and the like, shared bytes a block may have) of the first GPU here; None without a GPU."""
     if not driver_available():
         return None
     driver = ctypes.CDLL("libcuda.so.1")
-    device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    device = ctypes.c_int()
     if driver.cuInit(0) != 0 or driver.cuDeviceGet(ctypes.byref(device), 0) != 0:
         return None
-    if driver.cuDeviceGetAttribute(ctypes.byref(major), 75, device) != 0:
-        return None
-    if driver.cuDeviceGetAttribute(ctypes.byref(minor), 76, device) != 0:
-        return None
-    return f"sm_{major.value}{minor.value}"
+    values = []
+    for attribute in (_COMPUTE_MAJOR, _COMPUTE_MINOR, _SHARED_PER_BLOCK_OPTIN):
+        value = ctypes.c_int()
+        if driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device) != 0:
+            return None
+        values.append(value.value)
+    return f"sm_{values[0]}{values[1]}", values[2]
+
+
+def gpu_arch() -> str | None:
+    """``"sm_90"`` and the like of the first GPU here; None without a GPU."""
+    facts = _device_facts()
+    return None if facts is None else facts[0]
 
 
 @functools.lru_cache(maxsize=1)
@@ -59,31 +65,32 @@ def host_target():
     return prepare_tvm().target.Target(_host_config())
 
 
-def _cuda_target(name: str):
+def _cuda_target(name: str, shared: int | None = None):
     tvm = prepare_tvm()
-    arch, shared = NVIDIA[name]
+    gpu = hardware.lookup(name)
     config = {
         "kind": "cuda",
-        "arch": arch,
+        "arch": gpu.arch,
         "keys": ["cuda", "gpu"],
-        "max_threads_per_block": 1024,
-        "max_shared_memory_per_block": shared,
-        "thread_warp_size": 32,
+        "max_threads_per_block": gpu.threads_per_block,
+        "max_shared_memory_per_block": gpu.shared_per_block if shared is None else min(shared, gpu.shared_per_block),
+        "thread_warp_size": gpu.warp_size,
     }
     return tvm.target.Target(config, host={k: v for k, v in _host_config().items() if k in ("kind", "mtriple")})
 
 
-def _nearest(arch: str) -> str:
-    """The description to use on a GPU that has none of its own: the newest that is not newer than it."""
-    number = int("".join(c for c in arch if c.isdigit()))
-    known = [n for n in NVIDIA if int(n[3:]) <= number]
-    if not known:
+def _gpu_here():
+    """The target of the GPU here."""
+    arch, shared = _device_facts()
+    if arch in ARCHITECTURES:
+        return _cuda_target(arch)
+    if int(arch[3:]) < 80:
         raise TileTargetError(
-            f"the GPU here is {arch}, older than {min(NVIDIA)}, which is the oldest supported",
+            f"the GPU here is {arch}, older than sm_80, which is the oldest supported",
             advice="use target='llvm' to run on the CPU",
         )
-    # sm_90a code runs on sm_90 only; the newest architecture whose PTX every later GPU accepts is the plain one.
-    return arch if arch in NVIDIA else [n for n in known if not NVIDIA[n][0].endswith("a")][-1]
+    # sm_90a code runs on sm_90 only; the PTX of sm_80 runs on every later GPU, but some have less shared memory.
+    return _cuda_target("sm_80", shared)
 
 
 def target(name="auto"):
@@ -115,7 +122,7 @@ def target(name="auto"):
     if not isinstance(name, str):
         raise TileTargetError(f"a target is a name or a TVM Target, not {name!r}")
     if name == "auto":
-        return target(_nearest(gpu_arch())) if gpu_arch() else host_target()
+        return _gpu_here() if gpu_arch() else host_target()
     if name in ("llvm", "cpu"):
         return host_target()
     if name == "cuda":
@@ -124,9 +131,9 @@ def target(name="auto"):
                 "there is no CUDA GPU here to take the architecture from",
                 advice="name the architecture to compile for: target='sm_80' or target='sm_90'",
             )
-        return _cuda_target(_nearest(gpu_arch()))
+        return _gpu_here()
     plain = name.removesuffix("a")
-    if plain in NVIDIA:
+    if plain in ARCHITECTURES:
         return _cuda_target(plain)
     close = difflib.get_close_matches(name, NAMES, 1)
     raise TileTargetError(
@@ -144,18 +151,18 @@ def _completed(given):
         raise TileTargetError(f"tile kernels compile for llvm and cuda, not for {kind!r}")
     arch = str(given.attrs.get("arch", "sm_50"))
     plain = arch.removesuffix("a")
-    if plain not in NVIDIA:
+    if plain not in ARCHITECTURES:
         raise TileTargetError(
-            f"the target's architecture {arch} is not one of {', '.join(NVIDIA)}",
-            advice="use tvm_tile.target('sm_90'), or give the Target one of these architectures",
+            f"the target's architecture {arch} is not one of {', '.join(ARCHITECTURES)}",
+            advice="give the Target one of them (sm_80 code runs on every later GPU), or use tvm_tile.target('auto')",
         )
-    real_arch, shared = NVIDIA[plain]
+    gpu = hardware.lookup(plain)
     config = dict(given.export())
     config.pop("tag", None)
     declared = int(given.attrs.get("max_shared_memory_per_block", 0))
     host = config.pop("host", None) or host_target()
-    config.update(arch=real_arch, max_shared_memory_per_block=max(shared, declared))
-    config.setdefault("max_threads_per_block", 1024)
+    config.update(arch=gpu.arch, max_shared_memory_per_block=max(gpu.shared_per_block, declared))
+    config.setdefault("max_threads_per_block", gpu.threads_per_block)
     return tvm.target.Target(config, host=host)
 
 
