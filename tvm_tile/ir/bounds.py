@@ -50,6 +50,7 @@ class _Guard:
         self.conditions = 0
         self.ranges: dict[Var, tuple] = {}
         self.multiples: dict[Var, object] = {}
+        self.extents: set[Var] = set()  # variables that are extents or strides of tensors
 
     def run(self) -> tirx.PrimFunc:
         for param in self.func.params:
@@ -85,6 +86,7 @@ class _Guard:
 
     def _non_negative(self, var) -> None:
         if str(var.ty.dtype).startswith("int") and not is_buffer_var(var):
+            self.extents.add(var)
             limit = 2**31 - 1 if str(var.ty.dtype) == "int32" else 2**62
             self.analyzer.update(var, ConstIntBound(0, limit), True)
 
@@ -226,7 +228,8 @@ class _Guard:
             if isinstance(divisor, tirx.IntImm) and isinstance(rest, tirx.IntImm) and int(rest.value) == 0:
                 if var not in self.multiples:
                     quotient = Var(f"{var.name}_quotient", var.ty.dtype)
-                    self._non_negative(quotient)
+                    if var in self.extents:  # a scalar parameter may be negative, an extent is not
+                        self._non_negative(quotient)
                     self.multiples[var] = quotient * divisor
                 return
         stack.enter_context(self.analyzer.constraint_scope(condition))

@@ -30,6 +30,11 @@ _BINARY = {
     "LE": np.less_equal,
     "GT": np.greater,
     "GE": np.greater_equal,
+    "BitwiseAnd": np.bitwise_and,
+    "BitwiseOr": np.bitwise_or,
+    "BitwiseXor": np.bitwise_xor,
+    "LShift": np.left_shift,
+    "RShift": np.right_shift,
     "And": np.logical_and,
     "Or": np.logical_or,
 }

@@ -25,7 +25,7 @@ from .atomic import atomic_add, atomic_max, atomic_min, device_assert
 from .atomic import print_ as print  # noqa: A004  (the language's own name)
 from .context import active as _parsing
 from .copy import clear, copy, fill
-from .dtypes import infinity
+from .dtypes import infinity, isnan
 from .entry import macro, prim_func
 from .gemm import gemm
 from .kernel import Kernel, annotate_layout, annotate_safe_value, assume, sync_threads, use_swizzle, ws
@@ -71,6 +71,7 @@ __all__ = [
     "gemm",
     "grid",
     "infinity",
+    "isnan",
     "macro",
     "prim_func",
     "print",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import difflib
 import inspect
+import operator
 import os
 import re
 import traceback
@@ -19,6 +20,7 @@ from tvm.script.parser.core.parser import ScriptMacro
 
 from ..errors import InternalError, SourceLocation, TileError, TileSyntaxError, TileTypeError
 from .context import active
+from .values import as_expression
 
 __all__ = ["install", "location_of", "user_cause"]
 
@@ -53,14 +55,36 @@ def location_of(parser, node) -> SourceLocation | None:
     return SourceLocation(source.source_name, line, column, end_column if end_line == line else None, text)
 
 
+_COMPARE = {
+    doc.Lt: operator.lt,
+    doc.LtE: operator.le,
+    doc.Gt: operator.gt,
+    doc.GtE: operator.ge,
+    doc.Eq: operator.eq,
+    doc.NotEq: operator.ne,
+}
+
+
 class _Evaluator(ExprEvaluator):
-    """Python's own rules for parse-time values in ``x if n else y``, ``n and x`` and ``n or x``."""
+    """Python's own rules for parse-time values in ``x if n else y``, ``n and x`` and ``n or x``; mixed dtypes compare.
+
+    The stock comparison does not promote: it fails for bfloat16 beside a Python number and for float16 beside float32.
+    """
+
+    def _eval_compare(self, fields):
+        values = [self._eval_expr(part) for part in (fields["left"], *fields["comparators"])]
+        result = None
+        for op, a, b in zip(fields["ops"], values, values[1:], strict=False):
+            if type(op) in _COMPARE and (tvm.ir.is_prim_expr(a) or tvm.ir.is_prim_expr(b)):
+                part = as_expression(_COMPARE[type(op)](as_expression(a), as_expression(b)))
+            else:
+                part = _eval_op(op, values=[a, b])
+            result = part if result is None else _eval_op(doc.And(), values=[result, part])
+        return result
 
     def _eval_if_exp(self, node):
         test = self._eval_expr(self._visit(node.test))
         if isinstance(test, tvm.ir.Expr) or hasattr(test, "expr_ty"):
-            from .values import as_expression
-
             test = as_expression(test)
             if tvm.ir.is_prim_expr(test) and str(test.ty.dtype) != "bool":
                 test = test != tvm.tirx.const(0, str(test.ty.dtype))

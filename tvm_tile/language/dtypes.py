@@ -11,7 +11,7 @@ from tvm import tirx
 
 from ..errors import TileTypeError
 
-__all__ = ["DTYPES", "check_dtype", "constant", "convert", "infinity", "is_float", "is_integer", "number_of"]
+__all__ = ["DTYPES", "check_dtype", "constant", "convert", "infinity", "is_float", "is_integer", "isnan", "number_of"]
 
 FLOATS = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -77,6 +77,21 @@ def infinity(dtype) -> tirx.FloatImm:
             advice=f"use its largest value, {limit:g}" if limit else "use T.max_value(dtype)",
         )
     return tirx.const(math.inf, dtype)
+
+
+def isnan(value):
+    """Whether an expression is NaN.
+
+    Parameters
+    ----------
+    value : expression
+        A floating-point value of any dtype (TVM's own ``isnan`` has no bfloat16 and no 8-bit dtypes).
+    """
+    if not tvm.ir.is_prim_expr(value) or not is_float(str(value.ty.dtype)):
+        raise TileTypeError(f"T.isnan takes a floating-point expression, but got {value!r}")
+    if str(value.ty.dtype) not in ("float16", "float32", "float64"):
+        value = tirx.Cast("float32", value)  # exact
+    return tirx.isnan(value)
 
 
 def constant(value, dtype: str, what: str):

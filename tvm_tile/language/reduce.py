@@ -10,7 +10,7 @@ from tvm.tirx.script import builder as B
 from ..errors import TileShapeError, TileTypeError
 from .context import tile_op
 from .copy import on_chip
-from .dtypes import is_float, is_integer
+from .dtypes import is_float, is_integer, isnan
 from .emit import block, nest
 from .regions import Region, as_region, check_disjoint, check_static, const_int, shape_text
 
@@ -33,7 +33,7 @@ def _pick(a, b, larger: bool):
     dtype = str(a.ty.dtype)
     better = a > b if larger else a < b
     if is_float(dtype):
-        better = tirx.Or(better, tirx.isnan(a))
+        better = tirx.Or(better, isnan(a))
     return tirx.Select(better, a, b)
 
 
