@@ -40,7 +40,7 @@ def mma_kernel(k, a, b, acc):
     na, nb, words = k // (4 * per) * 2, k // (4 * per), k // per
     nd = 2 if acc == "f16" else 4
     op = f"mma.sync.aligned.m16n8k{k}.row.col.{acc}.{a}.{b}.{acc}"
-    dtype = {"f32": "float32", "s32": "int32", "f16": "uint32"}[acc]
+    dtype = "float32" if acc == "f32" else "uint32"
 
     @T.prim_func
     def main(pa: T.handle, pb: T.handle, pc: T.handle):
@@ -79,10 +79,10 @@ def test_mma(k, a, b, acc):
     rows = np.stack([lanes // 4 + 8 * (i // 2) for i in range(4)], 1)
     cols = np.stack([lanes % 4 * 2 + i % 2 for i in range(4)], 1)
     frag = np.ascontiguousarray(c[rows, cols])
-    packed = frag.view(np.uint32) if acc == "f16" else frag
+    packed = frag if acc == "f32" else frag.view(np.uint32)
     packed = packed.copy()
     sim.simulate_module(mma_kernel(k, a, b, acc), "sm_90a")(x.view(np.uint32).copy(), y.view(np.uint32).copy(), packed)
-    got = (packed.view(np.float16) if acc == "f16" else packed).astype(np.float64)
+    got = packed.view({"f32": np.float32, "s32": np.int32, "f16": np.float16}[acc]).astype(np.float64)
     want = (x.astype(np.float64) @ y.astype(np.float64).T + c.astype(np.float64))[rows, cols]
     np.testing.assert_allclose(got, want, rtol=2e-3 if acc == "f16" else 1e-5, atol=2e-2 if acc == "f16" else 1e-4)
 
@@ -92,16 +92,16 @@ def wgmma_kernel(n, k_elems, kind, tvm_type, size, swizzle, acc, neg=1, trans_b=
     width = {3: 128, 2: 64, 1: 32}[swizzle]
     steps = k_elems * size // 32
     layout = {3: 1, 2: 2, 1: 3}[swizzle]
-    desc = (layout << 62) | ((8 * width >> 4) << 32) | (1 << 16)
+    high, desc = layout, ((8 * width >> 4) << 32) | (1 << 16)  # the layout field is or-ed in: literals are below 2**63
     op = f"wgmma.mma_async.sync.aligned.m64n{n}k{32 // size}.{acc}.{kind}.{kind}"
     nacc = n // 4 if acc == "f16" else n // 2
-    dtype = {"f32": "float32", "s32": "int32", "f16": "uint32"}[acc]
+    dtype = "float32" if acc == "f32" else "uint32"
     imm = {"f16": (neg, 1, 0, int(trans_b)), "bf16": (neg, 1, 0, int(trans_b)), "s8": ()}.get(kind, (neg, 1))
     off_b = 64 * width
     b_bytes = n * k_elems * size
     b_shape = (k_elems, n) if trans_b else (n, k_elems)
     b_inner, b_outer = (64, k_elems) if trans_b else (k_elems, n)
-    desc_b = ((1 << 62) | (64 << 32) | (((k_elems * 128) >> 4) << 16)) if trans_b else desc
+    desc_b = ((64 << 32) | (((k_elems * 128) >> 4) << 16)) if trans_b else desc
     step_b = 2048 if trans_b else 32
     boxes = n // 64 if trans_b else 1
 
@@ -133,8 +133,8 @@ def wgmma_kernel(n, k_elems, kind, tvm_type, size, swizzle, acc, neg=1, trans_b=
         for s in T.unroll(steps):
             T.ptx[op](
                 *[c[i] for i in range(nacc)],
-                T.uint64(desc) | T.cast(T.shift_right(base + T.uint32(32) * T.cast(s, "uint32"), T.uint32(4)) & T.uint32(0x3FFF), "uint64"),
-                T.uint64(desc_b) | T.cast(T.shift_right(at_b + T.uint32(step_b) * T.cast(s, "uint32"), T.uint32(4)) & T.uint32(0x3FFF), "uint64"),
+                T.shift_left(T.uint64(high), T.uint64(62)) | T.uint64(desc) | T.cast(T.shift_right(base + T.uint32(32) * T.cast(s, "uint32"), T.uint32(4)) & T.uint32(0x3FFF), "uint64"),
+                T.shift_left(T.uint64(high), T.uint64(62)) | T.uint64(desc_b) | T.cast(T.shift_right(at_b + T.uint32(step_b) * T.cast(s, "uint32"), T.uint32(4)) & T.uint32(0x3FFF), "uint64"),
                 T.ptx.pred(s > 0), *imm,
             )  # fmt: skip
         T.ptx.wgmma.commit_group.sync.aligned()
@@ -154,13 +154,13 @@ def run_wgmma(n, kind, swizzle, acc, neg=1, trans_b=False, k=None):
     stored = np.ascontiguousarray(b.T) if trans_b else b
     tvm_type = TVM[kind]
     views = [torch.from_numpy(x.view(np.int16)).view(torch.bfloat16) if kind == "bf16" else x.view(np.uint8) if kind[0] == "e" else x for x in (a, stored)]
-    out = c.view({"f32": np.float32, "s32": np.int32, "f16": np.uint32}[acc])
+    out = c.view(np.float32) if acc == "f32" else c
     sim.simulate_module(wgmma_kernel(n, k, kind, tvm_type, size, swizzle, acc, neg, trans_b), "sm_90a")(*views, out)
     want = neg * (a.astype(np.float64) @ b.astype(np.float64).T)
     t = np.arange(128)[:, None]
     i = np.arange(n // 2)[None]
     want = want[16 * (t // 32) + t % 32 // 4 + 8 * (i >> 1 & 1), 8 * (i // 4) + 2 * (t % 4) + (i & 1)]
-    got = out.view(np.float16).astype(np.float64) if acc == "f16" else out.astype(np.float64)
+    got = out.view({"f32": np.float32, "s32": np.int32, "f16": np.float16}[acc]).astype(np.float64)
     np.testing.assert_allclose(got, want, rtol=5e-3 if acc == "f16" else 1e-4, atol=5e-2 if acc == "f16" else 1e-3)
 
 
