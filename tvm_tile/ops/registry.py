@@ -13,7 +13,8 @@ from typing import Any
 from tvm import tirx
 
 from ..errors import TileError
-from .common import check_dtype, target_class
+from .common import check_dtype, next_power_of_two, target_class
+from .footprint import Footprint
 
 __all__ = ["OpSpec", "get", "names", "poisoned", "random_tensor"]
 
@@ -65,6 +66,16 @@ class OpSpec:
     tunables : dict of str to list
         Parameters of the factory that change speed only, each with values worth trying; their meaning is in the
         factory's documentation.
+    version : int
+        Raised when the kernel's source or its tunables change so that older tuning records no longer describe it.
+    sizes : tuple of str
+        The shape parameters that are sizes; two shapes that differ in nothing else are of one class, and a tuning
+        record of one may serve the other.
+    options : dict of str to list
+        Shape parameters that a value of 0 leaves open, and values worth trying for them. They are tuned beside the
+        tunables; unlike those they change the tensors of a call (workspaces).
+    coupled : tuple of (str, str)
+        Decisions that share a resource, which the tuner also changes together.
     peers : dict of str to callable
         Implementations to compare with: ``peer(shape, dtype, tensors)`` returns a function without arguments that
         computes the op with torch on the same tensors.
@@ -75,6 +86,10 @@ class OpSpec:
     shape_params: dict[str, tuple[type, Any, str]]
     dtypes: list[str]
     tunables: dict[str, list] = {}
+    version: int = 1
+    sizes: tuple[str, ...] = ()
+    options: dict[str, list] = {}
+    coupled: tuple[tuple[str, str], ...] = ()
     peers: dict[str, Callable] = {}
 
     # ---- to be defined by each op
@@ -102,6 +117,16 @@ class OpSpec:
     def bytes(self, shape: Mapping[str, Any], dtype: str) -> int:
         """Bytes that must be read and written at least once."""
         raise NotImplementedError
+
+    def footprint(
+        self, shape: Mapping[str, Any], dtype: str, target: str, config: Mapping[str, Any]
+    ) -> Footprint | None:
+        """What a complete configuration takes of the machine; None for an op that does not say."""
+        return None
+
+    def illegal(self, shape: Mapping[str, Any], dtype: str, target: str, config: Mapping[str, Any]) -> str | None:
+        """Why a complete configuration cannot be built, beside the limits of the machine; None where it can."""
+        return None
 
     # ---- common to all
 
@@ -136,6 +161,64 @@ class OpSpec:
         """The untuned values of the tunables for a class of targets (``"cpu"``, ``"sm_80"``, ``"sm_90"``)."""
         return {}
 
+    #: Tunables that decide something on a CPU; the others are of a GPU's CTA.
+    cpu_tunables: tuple[str, ...] = ("block_M", "block_N", "block_K", "block_H")
+
+    def choices(self, shape: Mapping[str, Any], dtype: str, target: str) -> dict[str, list]:
+        """The values to try for a shape and a class of targets, the untuned one among them.
+
+        Tile extents beyond the size they cover are left out where the size has a smaller tile that covers it
+        (:meth:`extents`), and so is what has no meaning on the target.
+        """
+        left_open = [name for name in self.options if shape.get(name) == 0]
+        shape = self.complete(shape)
+        defaults, extents = self.defaults(shape, dtype, target), self.extents(shape)
+        out: dict[str, list] = {}
+        for name, values in self.tunables.items():
+            if target == "cpu" and name not in self.cpu_tunables:
+                continue
+            if name in extents:
+                limit = next_power_of_two(extents[name])
+                values = [v for v in values if v <= limit] or [min(values)]
+            default = defaults.get(name)
+            if default is not None and default not in values:
+                values = sorted([*values, default])
+            out[name] = list(values)
+        for name in left_open:
+            out[name] = sorted({*self.options[name], shape[name]})
+        return out
+
+    def extents(self, shape: Mapping[str, Any]) -> dict[str, int]:
+        """The size that a tile extent covers, for those where a larger tile than the size is a waste."""
+        return {}
+
+    def configured(
+        self, shape: Mapping[str, Any], dtype: str, target: str, config: Mapping[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """(complete shape with its open options decided, complete tunables) of a configuration.
+
+        Parameters
+        ----------
+        config : dict, optional
+            Values of tunables and of open options; those left out take their untuned values.
+        """
+        shape, config = dict(shape), dict(config or {})
+        for name in self.options:
+            if name in config:
+                shape[name] = config.pop(name)
+        shape = self.complete(shape)
+        return shape, {**self.defaults(shape, dtype, target), **config}
+
+    def identity(self, shape: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The complete shape, in which options that are left open to the tuner stay 0: what names a tuning record."""
+        left_open = {name: 0 for name in self.options if (shape or {}).get(name) == 0}
+        return {**self.complete(shape), **left_open}
+
+    def shape_class(self, shape: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
+        """(what two shapes must share for a record of one to serve the other, the sizes that may differ)."""
+        shape = self.identity(shape)
+        return {k: v for k, v in shape.items() if k not in self.sizes}, {k: shape[k] for k in self.sizes}
+
     def make(
         self, shape: Mapping[str, Any] | None = None, dtype: str | None = None, target=None, **tunables
     ) -> tirx.PrimFunc:
@@ -153,12 +236,18 @@ class OpSpec:
             Values of :attr:`tunables`.
         """
         dtype = check_dtype(self.name, "dtype", self.dtypes[0] if dtype is None else dtype, self.dtypes)
+        where = target_class(target)
         for key in tunables:
             if key not in self.tunables:
                 raise TileError(
                     f"{self.name} has no tunable {key!r}", advice=f"it has {', '.join(self.tunables) or 'none'}"
                 )
-        return self.build(self.complete(shape), dtype, target_class(target), **tunables)
+        shape, config = self.configured(shape or {}, dtype, where, tunables)
+        func = self.build(shape, dtype, where, **config)
+        if not isinstance(func, tirx.PrimFunc):
+            return func
+        # what `kernel.config` shows, and by which the compiler's advice names tile sizes
+        return func.with_attr("tile.config", config)
 
     def inputs(self, shape: Mapping[str, Any], dtype: str, device="cpu", generator=None) -> tuple[list, list[int]]:
         """Random tensors of a call in order, outputs and workspaces poisoned, and the positions of the outputs.

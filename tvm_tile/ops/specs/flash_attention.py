@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from ..common import divisor_tile, round_up
 from ..flash_attention import default_tiles, flash_attention
+from ..footprint import Footprint, Tile, cdiv
 from ..registry import OpSpec, poisoned, random_tensor, torch_dtype
 from .attention_math import plain_attention, visible
 
@@ -35,6 +37,9 @@ class FlashAttention(OpSpec):
         "threads": [128, 256, 384],
     }
 
+    sizes = ("batch", "heads", "seq", "seq_kv")
+    coupled = (("block_M", "block_N"), ("block_N", "num_stages"), ("block_M", "threads"))
+
     def complete(self, shape=None):
         """Shape with kv_heads and seq_kv resolved."""
         out = super().complete(shape)
@@ -45,7 +50,65 @@ class FlashAttention(OpSpec):
     def defaults(self, shape, dtype, target):
         """See :func:`tvm_tile.ops.flash_attention.default_tiles`."""
         shape = self.complete(shape)
-        return default_tiles(shape["seq"], shape["seq_kv"], shape["dim"], dtype, target)
+        # the lengths are symbolic with varlen
+        seq, seq_kv = (None, None) if shape["varlen"] else (shape["seq"], shape["seq_kv"])
+        tiles = default_tiles(seq, seq_kv, shape["dim"], dtype, target)
+        if shape["block_mask"]:
+            tiles |= {name: divisor_tile(shape["block_mask"], tiles[name]) for name in ("block_M", "block_N")}
+        return tiles
+
+    def extents(self, shape):
+        """Rows and keys of a sequence."""
+        return {"block_M": max(16, shape["seq"]), "block_N": max(16, shape["seq_kv"])}
+
+    def shape_class(self, shape):
+        """The number of query heads that share a head of K, not the number of those, belongs to the class."""
+        fixed, sizes = super().shape_class(shape)
+        fixed["group"] = sizes["heads"] // fixed.pop("kv_heads")
+        return fixed, sizes
+
+    def footprint(self, shape, dtype, target, config):
+        """The tiles of one CTA; iterations are the mean over the query blocks."""
+        bm, bn, width = config["block_M"], config["block_N"], round_up(shape["dim"], 16)
+        k, v = (Tile(name, bn * width, dtype, staged=True) for name in ("K_shared", "V_shared"))
+        rows = ("scores_max", "scores_max_prev", "scores_scale", "scores_sum", "logsum")
+        blocks = cdiv(shape["seq"], bm)
+        return Footprint(
+            threads=config["threads"],
+            stages=config["num_stages"],
+            shared=(Tile("Q_shared", bm * width, dtype), k, v),
+            fragments=(
+                Tile("acc_s", bm * bn, "float32"),
+                Tile("acc_s_cast", bm * bn, dtype),
+                Tile("acc_o", bm * width, "float32"),
+                *(Tile(name, bm, "float32") for name in rows),
+            ),
+            products=((bm, bn, width), (bm, width, bn)),
+            ctas=blocks * shape["heads"] * shape["batch"],
+            iterations=max(1, cdiv(sum(self._tiles_of(shape, i, bm, bn) for i in range(blocks)), blocks)),
+            load_bytes=k.bytes + v.bytes,
+            flops=4 * bm * bn * width,
+        )
+
+    def _tiles_of(self, shape, block: int, bm: int, bn: int) -> int:
+        """Key tiles that a query block visits."""
+        first_row = block * bm + shape["seq_kv"] - shape["seq"]
+        last, first, window = shape["seq_kv"], 0, shape["window"]
+        if shape["causal"]:
+            last = min(last, first_row + bm)
+        elif window is not None:
+            last = min(last, first_row + bm + window - 1)
+        if window is not None:
+            first = max(first_row - window + 1, 0)
+        return max(0, cdiv(last, bn) - first // bn)
+
+    def illegal(self, shape, dtype, target, config):
+        """Tiles that do not divide the blocks of the mask."""
+        sparse = shape["block_mask"]
+        for name in ("block_M", "block_N"):
+            if sparse and sparse % config[name]:
+                return f"{name}: {config[name]} does not divide block_mask {sparse}"
+        return None
 
     def build(self, shape, dtype, target, **tunables):
         """The kernel; with varlen the total lengths are symbolic."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from ..common import divisor_tile
 from ..flash_mla import default_splits, default_tiles, flash_mla
+from ..footprint import Footprint, Tile, cdiv
 from ..registry import OpSpec, poisoned, random_tensor, torch_dtype
 from .attention_math import plain_attention
 
@@ -34,6 +36,10 @@ class FlashMLA(OpSpec):
         "threads": [128, 256, 384],
     }
 
+    sizes = ("batch", "heads", "kv_len")
+    options = {"num_splits": [1, 2, 3, 4, 6, 8, 12, 16, 32]}
+    coupled = (("block_H", "block_N"), ("block_N", "num_stages"), ("block_H", "threads"), ("num_splits", "block_N"))
+
     def complete(self, shape=None):
         """Shape with num_splits resolved."""
         out = super().complete(shape)
@@ -44,7 +50,60 @@ class FlashMLA(OpSpec):
     def defaults(self, shape, dtype, target):
         """See :func:`tvm_tile.ops.flash_mla.default_tiles`."""
         shape = self.complete(shape)
-        return default_tiles(shape["heads"] // shape["kv_heads"], shape["dim"], dtype, target)
+        tiles = default_tiles(shape["heads"] // shape["kv_heads"], shape["dim"], dtype, target)
+        if shape["page_size"]:
+            tiles["block_N"] = divisor_tile(shape["page_size"], tiles["block_N"])
+        return tiles
+
+    def extents(self, shape):
+        """Query heads of a head of the cache, and its rows."""
+        return {"block_H": max(16, shape["heads"] // shape["kv_heads"]), "block_N": max(16, shape["kv_len"])}
+
+    def shape_class(self, shape):
+        """The number of query heads that share a head of the cache belongs to the class."""
+        fixed, sizes = super().shape_class(shape)
+        fixed["group"] = sizes["heads"] // fixed.pop("kv_heads")
+        return fixed, sizes
+
+    def footprint(self, shape, dtype, target, config):
+        """The tiles of one CTA of the attention kernel; the one that combines splits is small."""
+        bh, bn, dim, pe = config["block_H"], config["block_N"], shape["dim"], shape["pe_dim"]
+        kv, k_pe = Tile("KV_shared", bn * dim, dtype, staged=True), Tile("K_pe_shared", bn * pe, dtype, staged=True)
+        splits = shape["num_splits"]
+        rows = ("scores_max", "scores_max_prev", "scores_scale", "scores_sum", "logsum")
+        late = () if splits > 1 else (Tile("O_shared", bh * dim, dtype, late=True),)
+        heads = divisor_tile(shape["heads"] // shape["kv_heads"], bh)
+        return Footprint(
+            threads=config["threads"],
+            stages=config["num_stages"],
+            shared=(
+                Tile("Q_shared", bh * dim, dtype),
+                Tile("Q_pe_shared", bh * pe, dtype),
+                kv,
+                k_pe,
+                Tile("S_shared", bh * bn, dtype),
+                *late,
+            ),
+            fragments=(
+                Tile("acc_s", bh * bn, "float32"),
+                Tile("acc_o", bh * dim, "float32"),
+                *(Tile(name, bh, "float32") for name in rows),
+            ),
+            products=((bh, bn, dim), (bh, bn, pe), (bh, dim, bn)),
+            ctas=shape["heads"] // heads * shape["batch"] * splits,
+            iterations=max(1, cdiv(cdiv(shape["kv_len"], bn), splits)),
+            load_bytes=kv.bytes + k_pe.bytes,
+            flops=2 * bh * bn * (2 * dim + pe),
+        )
+
+    def illegal(self, shape, dtype, target, config):
+        """Tiles that cross pages, and more splits than tiles."""
+        page, block = shape["page_size"], config["block_N"]
+        if page and page % block:
+            return f"block_N: {block} does not divide page_size {page}"
+        tiles = cdiv(shape["kv_len"], block)
+        splits = shape["num_splits"]
+        return f"num_splits: {splits} of {tiles} tiles" if splits > tiles else None
 
     def build(self, shape, dtype, target, **tunables):
         """The kernel."""

@@ -7,6 +7,7 @@ import math
 from tvm_tile.language import GemmWarpPolicy
 
 from ...errors import TileError
+from ..footprint import Footprint, Tile, cdiv
 from ..gemm import default_tiles, gemm
 from ..registry import OpSpec, poisoned, random_tensor, torch_dtype
 
@@ -25,7 +26,7 @@ class Gemm(OpSpec):
         "trans_a": (bool, False, "A is stored (k, m)"),
         "trans_b": (bool, True, "B is stored (n, k)"),
         "bias": (bool, False, "add a row vector"),
-        "split_k": (int, 1, "slices of K that run in parallel"),
+        "split_k": (int, 1, "slices of K that run in parallel; 0 leaves it to the tuner (1 untuned)"),
     }
     dtypes = ["float16", "bfloat16", "float32", "int8", "float8_e4m3fn", "float8_e5m2"]
     tunables = {
@@ -37,10 +38,53 @@ class Gemm(OpSpec):
         "policy": [GemmWarpPolicy.Square, GemmWarpPolicy.FullRow, GemmWarpPolicy.FullCol],
         "panel": [1, 4, 8, 16],
     }
+    sizes = ("m", "n", "k")
+    options = {"split_k": [1, 2, 4, 8, 16]}
+    coupled = (
+        ("block_M", "block_N"),
+        ("block_K", "num_stages"),
+        ("block_M", "threads"),
+        ("block_N", "threads"),
+        ("block_N", "policy"),
+        ("split_k", "block_K"),
+    )
+
+    def complete(self, shape=None):
+        """Shape with split_k resolved."""
+        out = super().complete(shape)
+        out["split_k"] = out["split_k"] or 1
+        return out
 
     def defaults(self, shape, dtype, target):
         """See :func:`tvm_tile.ops.gemm.default_tiles`."""
-        return default_tiles(shape["m"], shape["n"], shape["k"], dtype, target)
+        tiles = default_tiles(shape["m"], shape["n"], shape["k"], dtype, target)
+        return {**tiles, "policy": GemmWarpPolicy.Square, "panel": 8}
+
+    def extents(self, shape):
+        """Rows, columns and length of a slice."""
+        return {"block_M": shape["m"], "block_N": shape["n"], "block_K": max(32, shape["k"])}
+
+    def footprint(self, shape, dtype, target, config):
+        """The tiles of one CTA of the product; the kernel that adds slices is small."""
+        bm, bn, bk = config["block_M"], config["block_N"], config["block_K"]
+        accum = "int32" if dtype == "int8" else "float32"
+        a, b = Tile("A_shared", bm * bk, dtype, staged=True), Tile("B_shared", bk * bn, dtype, staged=True)
+        return Footprint(
+            threads=config["threads"],
+            stages=config["num_stages"],
+            shared=(a, b),
+            fragments=(Tile("C_local", bm * bn, accum),),
+            products=((bm, bn, bk),),
+            ctas=cdiv(shape["m"], bm) * cdiv(shape["n"], bn) * shape["split_k"],
+            iterations=cdiv(cdiv(shape["k"], bk), shape["split_k"]),
+            load_bytes=a.bytes + b.bytes,
+            flops=2 * bm * bn * bk,
+        )
+
+    def illegal(self, shape, dtype, target, config):
+        """More slices than K has tiles."""
+        tiles = cdiv(shape["k"], config["block_K"])
+        return f"split_k: {shape['split_k']} slices of {tiles} tiles" if shape["split_k"] > tiles else None
 
     def build(self, shape, dtype, target, **tunables):
         """The kernel."""

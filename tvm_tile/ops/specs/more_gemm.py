@@ -6,6 +6,7 @@ import math
 
 from ..dequant_gemm import default_tiles as dequant_tiles
 from ..dequant_gemm import dequant_gemm
+from ..footprint import Footprint, Tile, cdiv
 from ..gemm import default_tiles as gemm_tiles
 from ..grouped_gemm import grouped_gemm
 from ..registry import OpSpec, poisoned, random_tensor, torch_dtype
@@ -19,6 +20,7 @@ _TUNABLES = {
     "num_stages": [0, 2, 3, 4],
     "threads": [128, 256],
 }
+_COUPLED = (("block_M", "block_N"), ("block_K", "num_stages"), ("block_M", "threads"), ("block_N", "threads"))
 
 
 class DequantGemm(OpSpec):
@@ -35,11 +37,34 @@ class DequantGemm(OpSpec):
     }
     dtypes = ["float16", "bfloat16"]
     tunables = _TUNABLES
+    sizes = ("m", "n", "k")
+    coupled = _COUPLED
 
     def defaults(self, shape, dtype, target):
         """See :func:`tvm_tile.ops.dequant_gemm.default_tiles`."""
         shape = self.complete(shape)
         return dequant_tiles(shape["m"], shape["n"], shape["k"], target)
+
+    def extents(self, shape):
+        """Rows, columns and length of the sums."""
+        return {"block_M": max(16, shape["m"]), "block_N": shape["n"], "block_K": shape["k"]}
+
+    def footprint(self, shape, dtype, target, config):
+        """The tiles of one CTA; the expanded weights are made on the chip, so they are not staged."""
+        bm, bn, bk = config["block_M"], config["block_N"], config["block_K"]
+        a = Tile("A_shared", bm * bk, dtype, staged=True)
+        packed = Tile("Packed_shared", bn * bk // 2, "uint8", staged=True)
+        return Footprint(
+            threads=config["threads"],
+            stages=config["num_stages"],
+            shared=(a, packed, Tile("W_shared", bn * bk, dtype)),
+            fragments=(Tile("C_local", bm * bn, "float32"),),
+            products=((bm, bn, bk),),
+            ctas=cdiv(shape["m"], bm) * cdiv(shape["n"], bn),
+            iterations=cdiv(shape["k"], bk),
+            load_bytes=a.bytes + packed.bytes,
+            flops=2 * bm * bn * bk,
+        )
 
     def build(self, shape, dtype, target, **tunables):
         """The kernel."""
@@ -114,11 +139,33 @@ class GroupedGemm(OpSpec):
     }
     dtypes = ["float16", "bfloat16", "float32"]
     tunables = _TUNABLES
+    sizes = ("total", "groups", "n", "k")
+    coupled = _COUPLED
 
     def defaults(self, shape, dtype, target):
         """See :func:`tvm_tile.ops.gemm.default_tiles`, for a group of average size."""
         shape = self.complete(shape)
         return gemm_tiles(-(-shape["total"] // shape["groups"]), shape["n"], shape["k"], dtype, target)
+
+    def extents(self, shape):
+        """Rows of all groups, columns and length of the sums."""
+        return {"block_M": max(16, shape["total"]), "block_N": shape["n"], "block_K": max(32, shape["k"])}
+
+    def footprint(self, shape, dtype, target, config):
+        """The tiles of one CTA."""
+        bm, bn, bk = config["block_M"], config["block_N"], config["block_K"]
+        a, w = Tile("A_shared", bm * bk, dtype, staged=True), Tile("W_shared", bn * bk, dtype, staged=True)
+        return Footprint(
+            threads=config["threads"],
+            stages=config["num_stages"],
+            shared=(a, w),
+            fragments=(Tile("C_local", bm * bn, "float32"),),
+            products=((bm, bn, bk),),
+            ctas=(cdiv(shape["total"], bm) + shape["groups"]) * cdiv(shape["n"], bn),
+            iterations=cdiv(shape["k"], bk),
+            load_bytes=a.bytes + w.bytes,
+            flops=2 * bm * bn * bk,
+        )
 
     def build(self, shape, dtype, target, **tunables):
         """The kernel."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .. import normalize
+from ..footprint import ITEM_BYTES, Footprint, Tile, cdiv
 from ..registry import OpSpec, poisoned, random_tensor, torch_dtype
 
 __all__ = ["RMSNorm", "Softmax"]
@@ -17,6 +18,30 @@ class _RowWise(OpSpec):
     shape_params = _SHAPE
     dtypes = ["float16", "bfloat16", "float32"]
     tunables = _TUNABLES
+    sizes = ("rows", "columns")
+    coupled = (("block_M", "block_N"), ("block_N", "threads"))
+
+    def extents(self, shape):
+        """Rows and columns."""
+        return {"block_M": shape["rows"], "block_N": max(128, shape["columns"])}
+
+    def footprint(self, shape, dtype, target, config):
+        """The tiles of one CTA; the loop over the columns runs twice."""
+        bm, bn = config["block_M"], config["block_N"]
+        return Footprint(
+            threads=config["threads"],
+            stages=2,
+            shared=(),
+            fragments=(Tile("x", bm * bn, "float32"), *(Tile(name, bm, "float32") for name in self.row_fragments)),
+            products=(),
+            ctas=cdiv(shape["rows"], bm),
+            iterations=2 * cdiv(shape["columns"], bn),
+            load_bytes=bm * bn * ITEM_BYTES[dtype],
+            flops=0,
+        )
+
+    #: Fragments of one element a row.
+    row_fragments: tuple[str, ...] = ()
 
     def defaults(self, shape, dtype, target):
         """See :func:`tvm_tile.ops.normalize.default_tiles`."""
@@ -43,6 +68,7 @@ class Softmax(_RowWise):
 
     name = "softmax"
     doc = "softmax of each row"
+    row_fragments = ("top", "top_prev", "part", "total")
 
     def build(self, shape, dtype, target, **tunables):
         """The kernel."""
@@ -70,6 +96,7 @@ class RMSNorm(_RowWise):
 
     name = "rmsnorm"
     doc = "root-mean-square normalisation of each row, with weights"
+    row_fragments = ("total",)
 
     def build(self, shape, dtype, target, **tunables):
         """The kernel."""
