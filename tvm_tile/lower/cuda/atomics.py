@@ -62,7 +62,7 @@ def atomic_call(op: str, address: Expr, value: Expr, dtype: str, hw) -> Expr:
             ("__float2half_rn", "__half2float") if dtype == "float16" else ("__float2bfloat16_rn", "__bfloat162float")
         )
         source = (
-            f"#include <{header}>\n{_DEVICE} float {name}(void* p, float v) "
+            f"\n#include <{header}>\n{_DEVICE} float {name}(void* p, float v) "
             f"{{ return {up}(atomicAdd(({kind}*)p, {down}(v))); }}"
         )
         previous = T.cuda.func_call(

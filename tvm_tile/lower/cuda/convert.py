@@ -82,22 +82,39 @@ def _zero(dtype: str):
 
 
 def _from_float8(value: Expr, dtype: str) -> Expr:
-    kind = FLOAT8[dtype]
-    name = f"tile_float_of_{kind.lower()}"
-    source = (
-        f"#include <cuda_fp8.h>\n#include <cuda_fp16.h>\n{_DEVICE} float {name}(unsigned char bits) {{ "
-        f"return __half2float(__half(__nv_cvt_fp8_to_halfraw((__nv_fp8_storage_t)bits, __NV_{kind}))); }}"
-    )
+    """Exact; by integer operations, because denormal numbers are flushed in float arithmetic."""
+    name = f"tile_float_of_{FLOAT8[dtype].lower()}"
+    if dtype == "float8_e4m3fn":
+        special, mantissa, tiny, bias, least = "m == 0x7fu ? 0x7fc00000u : 0u", 20, "8u", 120, "0x1p-9f"
+    else:
+        special, mantissa, tiny, bias, least = "m >= 0x7cu ? 0x7f800000u | (m & 3u) << 21 : 0u", 21, "4u", 112, "0x1p-16f"
+    source = f"""
+{_DEVICE} float {name}(unsigned char bits) {{
+  unsigned int m = bits & 0x7fu, sign = (bits & 0x80u) << 24, special = {special};
+  unsigned int wide = m < {tiny} ? __float_as_uint((float)m * {least}) : (m << {mantissa}) + ({bias}u << 23);
+  return __uint_as_float(sign | (special ? special : wide));
+}}
+"""
     return T.cuda.func_call(name, tirx.reinterpret("uint8", value), source_code=source, return_type="float32")
 
 
 def _to_float8(value: Expr, dtype: str) -> Expr:
-    kind = FLOAT8[dtype]
-    name = f"tile_{kind.lower()}_of_float"
-    source = (
-        f"#include <cuda_fp8.h>\n{_DEVICE} unsigned char {name}(float x) {{ "
-        f"return (unsigned char)__nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_{kind}); }}"
-    )
+    """Nearest even. Subnormal results are rounded by the float adder: the sum's last bit is the format's least value."""
+    name = f"tile_{FLOAT8[dtype].lower()}_of_float"
+    largest, mantissa, bias = ("448.0f", 3, 7) if dtype == "float8_e4m3fn" else ("57344.0f", 2, 15)
+    dropped = 23 - mantissa
+    exponent = dropped + 1 - bias
+    source = f"""
+{_DEVICE} unsigned char {name}(float x) {{
+  unsigned int bits = __float_as_uint(x), sign = bits >> 24 & 0x80u, size = bits & 0x7fffffffu, code;
+  if (size > 0x7f800000u) return (unsigned char)(sign | 0x7fu);
+  float a = fminf(__uint_as_float(size), {largest});
+  unsigned int c = __float_as_uint(a);
+  if (a < 0x1p{1 - bias}f) code = __float_as_uint(a + 0x1p{exponent}f) - {(127 + exponent) << 23}u;
+  else code = ((c + (c >> {dropped} & 1u) + {(1 << (dropped - 1)) - 1}u) >> {dropped}) - {(127 - bias) << mantissa}u;
+  return (unsigned char)(sign | code);
+}}
+"""
     return tirx.reinterpret(dtype, T.cuda.func_call(name, value, source_code=source, return_type="uint8"))
 
 

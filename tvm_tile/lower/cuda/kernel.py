@@ -74,6 +74,7 @@ class _Lowering:
         self.nodes = read_body(info.block.body)
         self.roles = read_roles(info.block)
         self.rings: Rings | None = None
+        self.asynchronous = any(self._is_async(n) for n in walk_nodes(self.nodes) if isinstance(n, OpNode))
         self._refuse_groups()
 
     def _refuse_groups(self) -> None:
@@ -100,7 +101,7 @@ class _Lowering:
         self.storage = make_storage(self.info, self.nodes, copies, self.func, self.location)
         nodes = self._steps_and_barriers(expand_pipelines(self.nodes, lambda loop: plans.get(id(loop))))
         body = seq([self._emit(node) for node in nodes])
-        return launch(self.info, self.storage, body, self.info.threads, [], bounded=self._has_wgmma())
+        return launch(self.info, self.storage, body, self.info.threads, [], bounded=self.asynchronous)
 
     def _plans(self) -> dict[int, PipelinePlan]:
         by_name = {b.name: b for b in self.info.buffers}
@@ -162,9 +163,6 @@ class _Lowering:
             return False
         instruction = read_instruction(node.op.annotations)
         return instruction is not None and instruction.family == "wgmma"
-
-    def _has_wgmma(self) -> bool:
-        return any(self._is_async(n) for n in walk_nodes(self.nodes) if isinstance(n, OpNode))
 
     # ---- steps, shared memory, barriers
 
@@ -229,7 +227,9 @@ class _Lowering:
         if isinstance(node, CommitNode):
             return evaluate(T.ptx.cp.async_.commit_group())
         if isinstance(node, WaitNode):
-            return evaluate(T.ptx.cp.async_.wait_group(node.pending))
+            wait = evaluate(T.ptx.cp.async_.wait_group(node.pending))
+            # what cp.async wrote is read by wgmma through the async proxy
+            return seq([wait, evaluate(T.ptx.fence.proxy.async_.shared__cta())]) if self.asynchronous else wait
         if isinstance(node, WgmmaWaitNode):
             return evaluate(T.ptx.wgmma.wait_group.sync.aligned(node.pending))
         if isinstance(node, RingWaitNode):

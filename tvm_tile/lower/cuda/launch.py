@@ -41,12 +41,13 @@ def launch(info: KernelInfo, storage: Storage, body, threads: int, host: list, b
     if storage.pool is not None:
         stmts.append(AllocBuffer(storage.pool))
         stmts.append(Bind(storage.base, T.cuda.cvta_generic_to_shared(tirx.buffer_data(storage.pool))))
-        stmts += [DeclBuffer(t.view) for t in storage.tiles.values() if t.view is not None]
+        pool = tirx.buffer_data(storage.pool)
+        stmts += [DeclBuffer(t.view, data=pool) for t in storage.tiles.values() if t.view is not None]
     # the same in all lanes: lets the compiler keep what depends on it in uniform registers
     group = T.cuda.__shfl_sync(T.uint32(0xFFFFFFFF), tirx.floordiv(storage.tx, 128), 0, 32)
     stmts.append(Bind(storage.warpgroup, group))
     stmts += [AllocBuffer(b) for b in storage.allocations]
-    stmts += [DeclBuffer(f.words) for f in _unique_words(storage)]
+    stmts += [DeclBuffer(f.words, data=tirx.buffer_data(f.local)) for f in _unique_words(storage)]
     inner = seq([*stmts, substitute(body, dict(zip(info.axes, coords, strict=True)))])
     if bounded:
         inner = AttrStmt(const(0), "tirx.launch_bounds_min_blocks_per_sm", const(1), inner)

@@ -14,6 +14,7 @@ from tvm.ir import Var
 
 from ...errors import InternalError
 from .program import CommitNode, CondNode, LoopNode, Node, OpNode, Version, WaitNode, clone, walk_nodes
+from .sync import BarrierNode
 
 __all__ = ["PipelinePlan", "expand_pipelines", "touched_buffers"]
 
@@ -117,7 +118,8 @@ def _staged(node: LoopNode, plan: PipelinePlan) -> tuple[list[Node], dict[Var, V
         out.append(CommitNode())
     var = Var(node.var.name, node.var.ty)
     here = var - node.start
-    body: list[Node] = [WaitNode(ahead - 1)]
+    # one barrier an iteration: it publishes this iteration's tiles and frees the slots that the last one read
+    body: list[Node] = [WaitNode(ahead - 1), BarrierNode()]
     issue = clone(node.body, {node.var: var + ahead}, is_producer)
     _set_versions(issue, {b: Version(tirx.floormod(here + ahead, c), var, ahead, c) for b, c in plan.buffers.items()})
     body.append(CondNode(var + ahead < end, issue))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
+import tvm_ffi
 from tvm import tirx
 from tvm.ir import Var
 from tvm.s_tir import SBlockRealize
@@ -24,7 +25,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Version:
     """Which copy of a multi-buffered tile: ``(loop + shift - start) % count``.
 
@@ -52,6 +53,16 @@ class Version:
         if other is None or self.loop is None or other.loop is None or not self.loop.same_as(other.loop):
             return True
         return (self.shift - other.shift) % self.count == 0
+
+    def same(self, other: Version | None) -> bool:
+        """Whether both name the same copy in the same way."""
+        if other is None or (self.loop is None) != (other.loop is None):
+            return False
+        if self.loop is not None and not self.loop.same_as(other.loop):
+            return False
+        return (self.shift, self.count) == (other.shift, other.count) and tvm_ffi.structural_equal(
+            tirx.convert(self.index), tirx.convert(other.index)
+        )
 
     def substituted(self, mapping: dict) -> Version:
         """The same copy with variables replaced."""

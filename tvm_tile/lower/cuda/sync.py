@@ -62,7 +62,7 @@ class _State:
             if (
                 known.write == write
                 and known.access.buffer.same_as(access.buffer)
-                and known.access.version == access.version
+                and _same_version(known.access.version, access.version)
             ):
                 return
         self.pending.append(_Pending(access, write))
@@ -92,6 +92,10 @@ class _State:
             version = None if item.access.version is None else _unknown(item.access.version)
             out.add(Access(item.access.buffer, version, item.access.agent), item.write)
         return out
+
+
+def _same_version(a: Version | None, b: Version | None) -> bool:
+    return b is None if a is None else a.same(b)
 
 
 def _unknown(version: Version) -> Version:

@@ -25,7 +25,7 @@ class WgmmaWaitNode:
     pending: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Group:
     accumulator: Var
     a_fragment: Var | None
@@ -66,7 +66,7 @@ def _run(nodes: list[Node], flight: list[_Group]) -> tuple[list[Node], list[_Gro
         elif isinstance(node, CondNode):
             then, left = _run(node.then, list(flight))
             orelse, right = _run(node.orelse, list(flight))
-            if left != right or left != flight:
+            if not (_equal(left, right) and _equal(left, flight)):
                 then = then + [WgmmaWaitNode(0)] if left else then
                 orelse = orelse + [WgmmaWaitNode(0)] if right else orelse
                 left = []
@@ -108,6 +108,10 @@ def _needed(node: Node, flight: list[_Group]) -> int:
         if clash:
             needed = n + 1
     return needed
+
+
+def _equal(left: list[_Group], right: list[_Group]) -> bool:
+    return len(left) == len(right) and all(a is b for a, b in zip(left, right, strict=True))
 
 
 def _same(a, b) -> bool:
