@@ -1,0 +1,95 @@
+"""Applies a rule set to a tile function."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvm import tirx
+
+from ..errors import InternalError, TileTypeError
+from ..ir.kernels import is_tile_function
+from ..layout import MMA, WGMMA
+from .alignment import alignment
+from .copy_instruction import copy_instruction
+from .decisions import read_log
+from .fragment_layout import fragment_layout
+from .gemm_instruction import gemm_instruction
+from .layout_check import check_layouts
+from .loop_layout import loop_layout
+from .pipeline import pipeline
+from .rasterisation import rasterisation
+from .resources import resources
+from .roles import roles
+from .rule import Decision, NotApplicable, Rule, TileSchedule
+from .shared_layout import shared_layout
+from .warp_policy import warp_policy
+
+__all__ = ["decide", "default_rules"]
+
+
+def default_rules(hw=None, instruction_families: Sequence[str] = (MMA,)) -> list[Rule]:
+    """The rules for a GPU, in the order in which they build on each other; extend or replace them as any list.
+
+    Parameters
+    ----------
+    hw : GPU, optional
+        The machine.
+    instruction_families : sequence of str
+        Tensor-core families to consider, best first.
+    """
+    return [
+        gemm_instruction(tuple(instruction_families)),
+        warp_policy,
+        fragment_layout,
+        shared_layout,
+        copy_instruction,
+        loop_layout,
+        pipeline,
+        *([roles()] if WGMMA in instruction_families else []),
+        rasterisation,
+        alignment,
+        resources,
+    ]
+
+
+def decide(func: tirx.PrimFunc, hw, rules: Sequence[Rule] | None = None) -> tirx.PrimFunc:
+    """The function with every decision that lowering needs, as annotations.
+
+    An annotation that is there already (by a user or by tuning) is kept and checked.
+
+    Parameters
+    ----------
+    func : PrimFunc
+        Tile IR.
+    hw : GPU
+        The machine, from :mod:`tvm_tile.hardware`.
+    rules : list of Rule, optional
+        Instead of :func:`default_rules`.
+
+    Raises
+    ------
+    TileError
+        For what the kernel asks for and the machine cannot do.
+    """
+    if not is_tile_function(func):
+        raise TileTypeError(f"decide takes a tile function (with T.Kernel), not {type(func).__name__}")
+    check_layouts(func)
+    sch = TileSchedule(func)
+    log: list[list] = []
+    for rule in default_rules(hw) if rules is None else rules:
+        answers = rule.apply(sch, hw)
+        log += [_entry(rule, a) for a in (answers if isinstance(answers, Sequence) else [answers])]
+    old = {tuple(e[:4]): e for e in read_log(func)}
+    log = [old.get(tuple(e[:4]), e) for e in log]
+    sch.set_attribute("tile.decisions", log)
+    return sch.finished()
+
+
+def _entry(rule: Rule, answer) -> list:
+    if isinstance(answer, Decision):
+        return [answer.kernel, answer.subject, rule.name, answer.text, answer.why] + (
+            ["warning"] if answer.warning else []
+        )
+    if isinstance(answer, NotApplicable):
+        return [answer.kernel, answer.subject, rule.name, "", answer.reason]
+    raise InternalError(f"rule {rule.name} answered {answer!r}, neither a Decision nor NotApplicable")

@@ -1,0 +1,88 @@
+"""How the warps of a CTA share the output of a gemm: ``tile.partition`` on tensor-core gemm blocks."""
+
+from __future__ import annotations
+
+from ..errors import TileShapeError
+from ..ir.ops import GemmOp
+from ..layout import Fragment, Instruction, LayoutError, WarpPartition, partition
+from .analysis import KernelView, Site, static_shape
+from .decisions import read_instruction
+from .layout_check import matching_partition
+from .rule import Decision, NotApplicable, Rule, TileSchedule, shape_error
+
+__all__ = ["split_warps", "warp_policy"]
+
+
+def split_warps(op: GemmOp, instruction: Instruction, threads: int) -> WarpPartition:
+    """The policy's split of a product over the CTA's warps.
+
+    Sizes that are no multiples of the instruction's (8 query heads, N = 20) are padded inside the tile; a size that the
+    instruction divides is never padded to please a policy.
+
+    Raises
+    ------
+    TileShapeError
+        Threads that are no whole warps, or a policy that cannot split this tile.
+    """
+    if threads % 32:
+        raise TileShapeError(
+            f"T.gemm: tensor cores work by whole warps, and threads={threads} is no multiple of 32",
+            op.location,
+            f"launch T.Kernel(..., threads={-(-threads // 32) * 32})",
+        )
+    pad = bool(op.m % instruction.m or op.n % instruction.valid_n[0])
+    try:
+        return partition(op.policy, op.m, op.n, threads // 32, instruction, pad=pad)
+    except LayoutError as err:
+        raise shape_error(err, "T.gemm", op.location) from err
+
+
+def _apply(sch: TileSchedule, hw):
+    answers = []
+    for kernel, site in sch.sites(GemmOp):
+        instruction = read_instruction(site.op.annotations)
+        if instruction is None:
+            answers.append(NotApplicable("the CUDA cores need no split by warps", kernel.name, site.name))
+            continue
+        answers.append(_decide(sch, kernel, site, instruction))
+    return answers or NotApplicable("no T.gemm")
+
+
+def _decide(sch: TileSchedule, kernel: KernelView, site: Site, instruction: Instruction) -> Decision:
+    op: GemmOp = site.op
+    given = sch.given(site, "tile.partition")
+    if given is not None:
+        part = WarpPartition.from_json(given)
+        if (part.M, part.N) != (op.m, op.n) or part.warps * 32 != site.threads:
+            raise TileShapeError(
+                f"T.gemm: the given partition is for {part.M} x {part.N} on {part.warps} warps, but the product is "
+                f"{op.m} x {op.n} on {site.threads} threads",
+                site.location,
+            )
+        return Decision(kernel.name, site.name, _text(part), "given before the rules ran")
+    annotated = _annotated(kernel, op, instruction, site.threads)
+    if annotated is not None:
+        sch.annotate(site, "tile.partition", annotated)
+        return Decision(kernel.name, site.name, _text(annotated), f"T.annotate_layout of {op.c.buffer.name} says so")
+    part = split_warps(op, instruction, site.threads)
+    sch.annotate(site, "tile.partition", part)
+    why = f"policy {part.policy} for {op.m} x {op.n}"
+    share = op.m * op.n / (part.padded_m * part.padded_n)
+    if share < 1:
+        why += f", padded to {part.padded_m} x {part.padded_n} ({share:.0%} of the products are used)"
+    return Decision(kernel.name, site.name, _text(part), why, warning=share < 0.5)
+
+
+def _annotated(kernel: KernelView, op: GemmOp, instruction: Instruction, threads: int) -> WarpPartition | None:
+    """The split that an annotated accumulator layout stands for."""
+    data = kernel.info.layouts.get(op.c.buffer.name)
+    if data is None or static_shape(op.c.buffer) != (op.m, op.n):
+        return None
+    return matching_partition(op, Fragment.from_json(data), threads, "C", [instruction])
+
+
+def _text(part: WarpPartition) -> str:
+    return f"{part.m_warps} x {part.n_warps} warps, each {part.group_m} x {part.group_n}"
+
+
+warp_policy = Rule("warp_policy", _apply)
