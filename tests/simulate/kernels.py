@@ -132,7 +132,11 @@ def double_buffer(steps=4, wait=True, sync=True, reuse_sync=True, stale=False):
                 T.cuda.cta_sync()
             # each thread reads what its neighbour has copied
             T.ptx["ld.shared.v4.f32"](
-                v[0], v[1], v[2], v[3], base + T.cast(((k + 1 if stale else k) % 2) * 512 + ((tx + 1) % 32) * 16, "uint32")
+                v[0],
+                v[1],
+                v[2],
+                v[3],
+                base + T.cast(((k + 1 if stale else k) % 2) * 512 + ((tx + 1) % 32) * 16, "uint32"),
             )
             for i in T.unroll(4):
                 acc[i] = acc[i] + v[i]
@@ -170,8 +174,12 @@ def mma_gemm(m=64, n=64, k=128, stages=3, wait_slack=0, reuse_sync=True):
         def load(kt):
             dst: T.let = base + T.cast((kt % stages) * stage_bytes + row * 128 + (chunk ^ (row % 8)) * 16, "uint32")
             for i in T.unroll(4):
-                T.ptx["cp.async.cg.shared.global"](dst + T.uint32(i * 2048), A.ptr_to([row + i * 16, kt * 64 + chunk * 8]), 16)
-                T.ptx["cp.async.cg.shared.global"](dst + T.uint32(8192 + i * 2048), B.ptr_to([row + i * 16, kt * 64 + chunk * 8]), 16)
+                T.ptx["cp.async.cg.shared.global"](
+                    dst + T.uint32(i * 2048), A.ptr_to([row + i * 16, kt * 64 + chunk * 8]), 16
+                )
+                T.ptx["cp.async.cg.shared.global"](
+                    dst + T.uint32(8192 + i * 2048), B.ptr_to([row + i * 16, kt * 64 + chunk * 8]), 16
+                )
 
         for s in T.unroll(stages - 1):
             if s < k // 64:
@@ -203,7 +211,9 @@ def mma_gemm(m=64, n=64, k=128, stages=3, wait_slack=0, reuse_sync=True):
                         )  # fmt: skip
         for j in T.unroll(8):
             for e in T.unroll(4):
-                C[warp * 16 + T.truncdiv(lane, 4) + T.truncdiv(e, 2) * 8, j * 8 + (lane % 4) * 2 + e % 2] = acc[j * 4 + e]
+                C[warp * 16 + T.truncdiv(lane, 4) + T.truncdiv(e, 2) * 8, j * 8 + (lane % 4) * 2 + e % 2] = acc[
+                    j * 4 + e
+                ]
 
     return main
 
@@ -231,9 +241,30 @@ def wgmma_gemm(
         a_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
         b_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
         c_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
-        T.call_packed("runtime.cuTensorMapEncodeTiled", a_map, "bfloat16", 2, A.data, k, 64, k * 2, 64, 64, 1, 1, 0, 0 if wrong_swizzle else 3, 2, 0)
-        T.call_packed("runtime.cuTensorMapEncodeTiled", b_map, "bfloat16", 2, B.data, k, n, k * 2, 64, n, 1, 1, 0, 3, 2, 0)
-        T.call_packed("runtime.cuTensorMapEncodeTiled", c_map, "bfloat16", 2, C.data, n, 64, n * 2, 64, 64, 1, 1, 0, 3, 0, 0)
+        T.call_packed(
+            "runtime.cuTensorMapEncodeTiled",
+            a_map,
+            "bfloat16",
+            2,
+            A.data,
+            k,
+            64,
+            k * 2,
+            64,
+            64,
+            1,
+            1,
+            0,
+            0 if wrong_swizzle else 3,
+            2,
+            0,
+        )
+        T.call_packed(
+            "runtime.cuTensorMapEncodeTiled", b_map, "bfloat16", 2, B.data, k, n, k * 2, 64, n, 1, 1, 0, 3, 2, 0
+        )
+        T.call_packed(
+            "runtime.cuTensorMapEncodeTiled", c_map, "bfloat16", 2, C.data, n, 64, n * 2, 64, 64, 1, 1, 0, 3, 0, 0
+        )
         tx = T.launch_thread("threadIdx.x", 256)
         smem = T.alloc_buffer((size,), "uint8", scope="shared.dyn", align=1024)
         base: T.let = T.cuda.cvta_generic_to_shared(smem.data)
@@ -255,8 +286,20 @@ def wgmma_gemm(
                     T.ptx.mbarrier.arrive.expect_tx.shared.b64(full + s * T.uint32(8), T.uint32(stage + tx_delta))
                     if extra_arrive:
                         T.ptx.mbarrier.arrive.shared.b64(full + s * T.uint32(8), T.uint32(1))
-                    T.ptx[TMA_LOAD](base + s * T.uint32(stage) + T.uint32(misaligned), T.address_of(a_map), ko * 64, 0, full + s * T.uint32(8))
-                    T.ptx[TMA_LOAD](base + s * T.uint32(stage) + T.uint32(a_bytes + dst_offset), T.address_of(b_map), ko * 64, 0, full + s * T.uint32(8))
+                    T.ptx[TMA_LOAD](
+                        base + s * T.uint32(stage) + T.uint32(misaligned),
+                        T.address_of(a_map),
+                        ko * 64,
+                        0,
+                        full + s * T.uint32(8),
+                    )
+                    T.ptx[TMA_LOAD](
+                        base + s * T.uint32(stage) + T.uint32(a_bytes + dst_offset),
+                        T.address_of(b_map),
+                        ko * 64,
+                        0,
+                        full + s * T.uint32(8),
+                    )
         else:
             acc = T.alloc_buffer((nacc,), "float32", scope="local")
             packed = T.alloc_buffer((4,), "uint32", scope="local")
@@ -271,7 +314,9 @@ def wgmma_gemm(
                 if full_wait:
                     T.cuda.mbarrier_wait(full + s * T.uint32(8), (T.truncdiv(ko, stages) & 1) ^ phase)
                 la: T.let = T.shift_right(base + s * T.uint32(stage), T.uint32(4)) & T.uint32(0x3FFF)
-                lb: T.let = T.shift_right(base + s * T.uint32(stage) + T.uint32(a_bytes), T.uint32(4)) & T.uint32(0x3FFF)
+                lb: T.let = T.shift_right(base + s * T.uint32(stage) + T.uint32(a_bytes), T.uint32(4)) & T.uint32(
+                    0x3FFF
+                )
                 if not late_release:
                     if wtx == 0:
                         T.ptx.mbarrier.arrive.shared.b64(empty + s * T.uint32(8), T.uint32(1))
@@ -293,7 +338,9 @@ def wgmma_gemm(
             for q in T.unroll(n // 64):
                 for jj in T.unroll(4):
                     for e in T.unroll(4):
-                        T.ptx["cvt.rn.bf16x2.f32"](packed[e], acc[q * 32 + jj * 8 + e * 2 + 1], acc[q * 32 + jj * 8 + e * 2])
+                        T.ptx["cvt.rn.bf16x2.f32"](
+                            packed[e], acc[q * 32 + jj * 8 + e * 2 + 1], acc[q * 32 + jj * 8 + e * 2]
+                        )
                     T.ptx["stmatrix.sync.aligned.m8n8.x4.shared.b16"](
                         base + T.uint32(off_c + q * 8192)
                         + T.cast((warp * 16 + lane % 16) * 128 + ((jj * 2 + T.truncdiv(lane, 16)) ^ (lane % 8)) * 16, "uint32"),

@@ -63,7 +63,11 @@ def run_mma(seed, **fault):
 
 
 def run_wgmma(seed, **fault):
-    a, b, c = rand(64, 256, dtype=torch.bfloat16), rand(128, 256, dtype=torch.bfloat16), nan(64, 128, dtype=torch.bfloat16)
+    a, b, c = (
+        rand(64, 256, dtype=torch.bfloat16),
+        rand(128, 256, dtype=torch.bfloat16),
+        nan(64, 128, dtype=torch.bfloat16),
+    )
     sim.simulate_module(K.wgmma_gemm(**fault), "sm_90a", seed=seed)(a, b, c)
     return c.float(), a.float() @ b.float().T
 
@@ -86,7 +90,18 @@ def run_local(seed, **fault):
     return b, a.view(32, 4).sum(1)
 
 
-RUNS = [run_exchange, run_diverge, run_shuffle, run_vector, run_buffer, run_mma, run_wgmma, run_named, run_accumulate, run_local]
+RUNS = [
+    run_exchange,
+    run_diverge,
+    run_shuffle,
+    run_vector,
+    run_buffer,
+    run_mma,
+    run_wgmma,
+    run_named,
+    run_accumulate,
+    run_local,
+]
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda f: f.__name__)
@@ -166,7 +181,7 @@ def test_a_fault_does_not_spoil_the_next_run():
     torch.testing.assert_close(got, want)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _exchange():
     return sim.simulate_module(K.exchange(), "sm_90a")
 

@@ -21,7 +21,15 @@ NUMPY = {
     "f16": np.float16, "bf16": ml_dtypes.bfloat16, "tf32": np.float32, "e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2,
     "s8": np.int8, "u8": np.uint8,
 }  # fmt: skip
-TVM = {"f16": "float16", "bf16": "bfloat16", "tf32": "float32", "e4m3": "uint8", "e5m2": "uint8", "s8": "int8", "u8": "uint8"}
+TVM = {
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "tf32": "float32",
+    "e4m3": "uint8",
+    "e5m2": "uint8",
+    "s8": "int8",
+    "u8": "uint8",
+}
 
 
 def values(kind, *shape):
@@ -112,8 +120,42 @@ def wgmma_kernel(n, k_elems, kind, tvm_type, size, swizzle, acc, neg=1, trans_b=
         C = T.match_buffer(pc, (128, nacc), dtype)
         a_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
         b_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
-        T.call_packed("runtime.cuTensorMapEncodeTiled", a_map, tvm_type, 2, A.data, k_elems, 64, k_elems * size, k_elems, 64, 1, 1, 0, swizzle, 0, 0)
-        T.call_packed("runtime.cuTensorMapEncodeTiled", b_map, tvm_type, 2, B.data, b_shape[1], b_shape[0], b_shape[1] * size, b_inner, b_outer, 1, 1, 0, swizzle, 0, 0)
+        T.call_packed(
+            "runtime.cuTensorMapEncodeTiled",
+            a_map,
+            tvm_type,
+            2,
+            A.data,
+            k_elems,
+            64,
+            k_elems * size,
+            k_elems,
+            64,
+            1,
+            1,
+            0,
+            swizzle,
+            0,
+            0,
+        )
+        T.call_packed(
+            "runtime.cuTensorMapEncodeTiled",
+            b_map,
+            tvm_type,
+            2,
+            B.data,
+            b_shape[1],
+            b_shape[0],
+            b_shape[1] * size,
+            b_inner,
+            b_outer,
+            1,
+            1,
+            0,
+            swizzle,
+            0,
+            0,
+        )
         tx = T.launch_thread("threadIdx.x", 128)
         smem = T.alloc_buffer((off_b + b_bytes + 1032,), "uint8", scope="shared.dyn", align=1024)
         base: T.let = T.cuda.cvta_generic_to_shared(smem.data)
@@ -153,7 +195,14 @@ def run_wgmma(n, kind, swizzle, acc, neg=1, trans_b=False, k=None):
     c = np.full((128, n // 4 if acc == "f16" else n // 2), 0x7F, np.uint32)
     stored = np.ascontiguousarray(b.T) if trans_b else b
     tvm_type = TVM[kind]
-    views = [torch.from_numpy(x.view(np.int16)).view(torch.bfloat16) if kind == "bf16" else x.view(np.uint8) if kind[0] == "e" else x for x in (a, stored)]
+    views = [
+        torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
+        if kind == "bf16"
+        else x.view(np.uint8)
+        if kind[0] == "e"
+        else x
+        for x in (a, stored)
+    ]
     out = c.view(np.float32) if acc == "f32" else c
     sim.simulate_module(wgmma_kernel(n, k, kind, tvm_type, size, swizzle, acc, neg, trans_b), "sm_90a")(*views, out)
     want = neg * (a.astype(np.float64) @ b.astype(np.float64).T)
@@ -164,7 +213,10 @@ def run_wgmma(n, kind, swizzle, acc, neg=1, trans_b=False, k=None):
     np.testing.assert_allclose(got, want, rtol=5e-3 if acc == "f16" else 1e-4, atol=5e-2 if acc == "f16" else 1e-3)
 
 
-@pytest.mark.parametrize("kind,acc", [("bf16", "f32"), ("f16", "f32"), ("f16", "f16"), ("tf32", "f32"), ("e4m3", "f32"), ("e5m2", "f32"), ("s8", "s32")])
+@pytest.mark.parametrize(
+    "kind,acc",
+    [("bf16", "f32"), ("f16", "f32"), ("f16", "f16"), ("tf32", "f32"), ("e4m3", "f32"), ("e5m2", "f32"), ("s8", "s32")],
+)
 def test_wgmma_types(kind, acc):
     run_wgmma(64, kind, 3, acc)
 
@@ -235,14 +287,18 @@ def test_packed_conversions(op, dst, np_type):
     a[0] = [0.0, -0.0]
     b = np.full(32, 0x7F, dst)
     sim.simulate_module(convert(op, 2, "float32", dst), "sm_90a")(a, b)
-    np.testing.assert_array_equal(b.view(np_type).reshape(32, 2).astype(np.float32), a[:, ::-1].astype(np_type).astype(np.float32))
+    np.testing.assert_array_equal(
+        b.view(np_type).reshape(32, 2).astype(np.float32), a[:, ::-1].astype(np_type).astype(np.float32)
+    )
 
 
 def test_saturation():
     a = np.tile(np.array([[1e9, -1e9]], np.float32), (32, 1))
     b = np.zeros(32, np.uint16)
     sim.simulate_module(convert("cvt.rn.satfinite.e4m3x2.f32", 2, "float32", "uint16"), "sm_90a")(a, b)
-    np.testing.assert_array_equal(b.view(ml_dtypes.float8_e4m3fn).reshape(32, 2).astype(np.float32), np.tile([[-448.0, 448.0]], (32, 1)))
+    np.testing.assert_array_equal(
+        b.view(ml_dtypes.float8_e4m3fn).reshape(32, 2).astype(np.float32), np.tile([[-448.0, 448.0]], (32, 1))
+    )
 
 
 def test_unknown_instruction_is_named():

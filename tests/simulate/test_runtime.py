@@ -66,8 +66,7 @@ def test_trap_is_reported():
     def main(a: T.handle):
         A = T.match_buffer(a, (32,), "float32")
         tx = T.launch_thread("threadIdx.x", 32)
-        if A[tx] < T.float32(0):
-            T.ptx.trap()
+        T.cuda.trap_when_assert_failed(A[tx] >= T.float32(0))
         A[tx] = T.float32(1)
 
     a = torch.ones(32)
@@ -75,6 +74,18 @@ def test_trap_is_reported():
     a[7] = -1
     with pytest.raises(sim.KernelTrapError, match="thread 7 "):
         sim.simulate_module(main, "sm_80")(a)
+
+
+def test_printf():
+    @T.prim_func
+    def main(a: T.handle):
+        A = T.match_buffer(a, (32,), "float32")
+        tx = T.launch_thread("threadIdx.x", 32)
+        if tx == 3:
+            T.cuda.printf("x[%d] = %f\n", tx, A[tx])
+
+    a = torch.arange(32).float()
+    assert sim.simulate_module(main, "sm_80")(a).output == "x[3] = 3.000000\n"
 
 
 def box_copy(shape, box, at, back):
@@ -93,8 +104,36 @@ def box_copy(shape, box, at, back):
         B = T.match_buffer(b, shape, "float32", align=16)
         a_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
         b_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
-        T.call_packed("runtime.cuTensorMapEncodeTiled", a_map, "float32", rank, A.data, *dims, *strides, *boxes, *[1] * rank, 0, 0, 0, 0)
-        T.call_packed("runtime.cuTensorMapEncodeTiled", b_map, "float32", rank, B.data, *dims, *strides, *boxes, *[1] * rank, 0, 0, 0, 0)
+        T.call_packed(
+            "runtime.cuTensorMapEncodeTiled",
+            a_map,
+            "float32",
+            rank,
+            A.data,
+            *dims,
+            *strides,
+            *boxes,
+            *[1] * rank,
+            0,
+            0,
+            0,
+            0,
+        )
+        T.call_packed(
+            "runtime.cuTensorMapEncodeTiled",
+            b_map,
+            "float32",
+            rank,
+            B.data,
+            *dims,
+            *strides,
+            *boxes,
+            *[1] * rank,
+            0,
+            0,
+            0,
+            0,
+        )
         tx = T.launch_thread("threadIdx.x", 32)
         smem = T.alloc_buffer((size + 1024,), "uint8", scope="shared.dyn", align=1024)
         base: T.let = T.cuda.cvta_generic_to_shared(smem.data)
@@ -215,5 +254,11 @@ def test_a_missing_compiler_is_named():
         "from tvm_tile.simulate import build\nfrom tvm_tile.errors import ToolchainError\n"
         "try: build.runtime_library()\nexcept ToolchainError as e: print('found', e)\n"
     )
-    out = subprocess.run([sys.executable, "-c", code], env={"PATH": "/nonexistent", "TVM_TILE_CACHE_DIR": "/tmp/none", "PYTHONPATH": ":".join(sys.path)}, capture_output=True, text=True, timeout=120)
+    out = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PATH": "/nonexistent", "TVM_TILE_CACHE_DIR": "/tmp/none", "PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert "g++" in out.stdout, out.stderr[-2000:]

@@ -59,11 +59,13 @@ def compiler() -> str:
     cxx = os.environ.get("TVM_TILE_SIMULATE_CXX", "g++")
     path = shutil.which(cxx)
     if path is None:
-        raise ToolchainError(f"the kernel simulator compiles with g++, and `{cxx}` was not found on PATH: install g++ (GCC 9 or newer)")
+        raise ToolchainError(
+            f"the kernel simulator compiles with g++, and `{cxx}` was not found on PATH: install g++ (GCC 9 or newer)"
+        )
     return path
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _version(cxx: str) -> str:
     return subprocess.run([cxx, "--version"], capture_output=True, text=True, timeout=60).stdout.splitlines()[0]
 
@@ -75,7 +77,7 @@ def _run(cmd: list[str], what: str) -> None:
         raise InternalError(f"{what} failed:\n{p.stderr[-4000:]}")
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _sources_digest() -> str:
     h = hashlib.sha256()
     for f in sorted([*_HERE.glob("*.h"), *_HERE.glob("*.cc")]):
@@ -108,16 +110,25 @@ def runtime_library() -> tuple[Path, Path]:
 
         def one(name):
             opt = "-O3" if name == "tensor" else "-O2"
-            _run([cxx, *_COMMON, opt, "-c", str(_HERE / f"{name}.cc"), "-o", str(tmp / f"{name}.o")], f"building {name}.cc")
+            _run(
+                [cxx, *_COMMON, opt, "-c", str(_HERE / f"{name}.cc"), "-o", str(tmp / f"{name}.o")],
+                f"building {name}.cc",
+            )
 
         def header(_):
-            _run([cxx, *_KERNEL_FLAGS, "-x", "c++-header", str(tmp / "device.h"), "-o", str(tmp / "device.h.gch")], "precompiling device.h")
+            _run(
+                [cxx, *_KERNEL_FLAGS, "-x", "c++-header", str(tmp / "device.h"), "-o", str(tmp / "device.h.gch")],
+                "precompiling device.h",
+            )
 
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
             jobs = [pool.submit(one, n) for n in _RUNTIME] + [pool.submit(header, None)]
             for j in jobs:
                 j.result()
-        _run([cxx, "-shared", "-o", str(tmp / lib.name), *[str(tmp / f"{n}.o") for n in _RUNTIME]], "linking the simulator")
+        _run(
+            [cxx, "-shared", "-o", str(tmp / lib.name), *[str(tmp / f"{n}.o") for n in _RUNTIME]],
+            "linking the simulator",
+        )
         for n in _RUNTIME:
             (tmp / f"{n}.o").unlink()
         try:
@@ -130,12 +141,19 @@ def runtime_library() -> tuple[Path, Path]:
     return lib, home
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def runtime() -> ctypes.CDLL:
     """The loaded runtime with its functions typed."""
     lib, _ = runtime_library()
     dll = ctypes.CDLL(str(lib), mode=ctypes.RTLD_GLOBAL)
-    dll.tsim_begin.argtypes = [ctypes.c_uint64, ctypes.c_int, ctypes.c_int, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_double]
+    dll.tsim_begin.argtypes = [
+        ctypes.c_uint64,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_uint32,
+        ctypes.c_uint32,
+        ctypes.c_double,
+    ]
     dll.tsim_add_segment.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_int, ctypes.c_char_p]
     dll.tsim_reserve.argtypes, dll.tsim_reserve.restype = [ctypes.c_uint64], ctypes.c_void_p
     dll.tsim_release.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
@@ -166,7 +184,9 @@ def kernel_library(code: str) -> Path:
         )
         if p.returncode:
             errors = [line for line in p.stderr.splitlines() if "error:" in line][:8]
-            raise UnsupportedInstructionError("the simulator cannot compile the CUDA source:\n  " + "\n  ".join(errors or p.stderr.splitlines()[:8]))
+            raise UnsupportedInstructionError(
+                "the simulator cannot compile the CUDA source:\n  " + "\n  ".join(errors or p.stderr.splitlines()[:8])
+            )
         _run([cxx, "-shared", "-o", so, obj, str(lib)], "linking a kernel")
         os.replace(so, out)
     return out

@@ -193,3 +193,4 @@ TSIM_ATOMIC(atomicAnd, tsim::AT_AND) TSIM_ATOMIC(atomicOr, tsim::AT_OR) TSIM_ATO
 template <class T> TSIM_INLINE T atomicSub(T* p, T v) { return atomicAdd(p, (T)-v); }
 template <class T> TSIM_INLINE T atomicCAS(T* p, T c, T v) { T old; tsim::atomic_generic(p, sizeof(T), tsim::AT_CAS, tsim_type<T>::value, &c, &v, &old); return old; }
 #include "ptx.h"
+#define __noinline__ __attribute__((noinline))  // last: system headers spell the attribute so

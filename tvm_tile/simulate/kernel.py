@@ -10,7 +10,6 @@ import subprocess
 import threading
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import tvm
@@ -28,7 +27,12 @@ from .translate import translate
 _RUN_LOCK = threading.Lock()  # the simulated machine is one
 _SOURCE_NAME = "kernel.cu"
 _COUNTERS = 18
-_MAX_SHARED = {"sm_80": 166912, "sm_86": 101376, "sm_89": 101376, "sm_87": 166912}  # bytes a block; CUDA guide, table of compute capabilities
+_MAX_SHARED = {
+    "sm_80": 166912,
+    "sm_86": 101376,
+    "sm_89": 101376,
+    "sm_87": 166912,
+}  # bytes a block; CUDA guide, table of compute capabilities
 
 
 def _cuda_target(target) -> tvm.target.Target:
@@ -140,10 +144,16 @@ class SimulatedKernel:
         The CUDA source that is simulated; faults name its lines.
     """
 
-    def __init__(self, mod: tvm.IRModule, target, *, seed: int, checks: bool, strict_warp: bool, pipeline, timeout: float):
+    def __init__(
+        self, mod: tvm.IRModule, target, *, seed: int, checks: bool, strict_warp: bool, pipeline, timeout: float
+    ):
         self.target = _cuda_target(target)
         self.seed, self.checks, self.strict_warp, self.timeout = seed, checks, strict_warp, timeout
-        entries = [str(f.attrs.get("global_symbol", g.name_hint)) for g, f in mod.functions.items() if isinstance(f, tvm.tirx.PrimFunc)]
+        entries = [
+            str(f.attrs.get("global_symbol", g.name_hint))
+            for g, f in mod.functions.items()
+            if isinstance(f, tvm.tirx.PrimFunc)
+        ]
         lowered = lower(mod, self.target, pipeline)
         self.source = lowered.source
         code, self._kernels = translate(lowered.source, lowered.launch_tags, _SOURCE_NAME)
@@ -204,7 +214,9 @@ class SimulatedKernel:
                     call.append(a)
                 else:
                     region, (address, shape, strides, dtype) = v
-                    call.append(tvm_ffi.from_dlpack(_Capsule(region.at(address) if region else 0, shape, strides, dtype)))
+                    call.append(
+                        tvm_ffi.from_dlpack(_Capsule(region.at(address) if region else 0, shape, strides, dtype))
+                    )
             dll.tsim_begin(self.seed, int(self.checks), int(self.strict_warp), limit, 1024, self.timeout)
             start = time.perf_counter()
             self._module[name](*call)
@@ -215,7 +227,9 @@ class SimulatedKernel:
             if fault is not None:
                 raise self._error(fault.decode(errors="replace"))
             counters = [int(dll.tsim_counters()[i]) for i in range(_COUNTERS)]
-            return SimulationReport.from_counters(counters, dll.tsim_kinds().decode(), dll.tsim_output().decode(errors="replace"), seconds)
+            return SimulationReport.from_counters(
+                counters, dll.tsim_kinds().decode(), dll.tsim_output().decode(errors="replace"), seconds
+            )
         finally:
             dll.tsim_clear_segments()
             for r in regions:
@@ -265,7 +279,9 @@ class SimulatedKernel:
                 message.append(line)
                 continue
             number = _line_of(str(self._library), int(m.group(1)))
-            sites.append(FaultSite(m.group(2), number, lines[number - 1].strip()[:160] if 0 < number <= len(lines) else ""))
+            sites.append(
+                FaultSite(m.group(2), number, lines[number - 1].strip()[:160] if 0 < number <= len(lines) else "")
+            )
         name = self._kernels[0].name if len(self._kernels) == 1 else ""
         return BY_KIND.get(kind, SimulationError)("\n".join(message), tuple(sites), name)
 
@@ -277,7 +293,11 @@ def _line_of(library: str, pc: int) -> int:
     if tool is None or pc == 0:
         return 0
     p = subprocess.run([tool, "-i", "-e", library, hex(pc)], capture_output=True, text=True, timeout=60)
-    found = [int(m.group(1)) for m in (re.match(rf".*{re.escape(_SOURCE_NAME)}:(\d+)", x) for x in p.stdout.splitlines()) if m]
+    found = [
+        int(m.group(1))
+        for m in (re.match(rf".*{re.escape(_SOURCE_NAME)}:(\d+)", x) for x in p.stdout.splitlines())
+        if m
+    ]
     return found[-1] if found else 0
 
 
@@ -325,4 +345,6 @@ def simulate_module(
     if isinstance(mod, tvm.tirx.PrimFunc):
         name = str(mod.attrs["global_symbol"]) if mod.attrs and "global_symbol" in mod.attrs else "main"
         mod = tvm.IRModule({name: mod.with_attr("global_symbol", name)})
-    return SimulatedKernel(mod, target, seed=seed, checks=checks, strict_warp=strict_warp, pipeline=pipeline, timeout=timeout)
+    return SimulatedKernel(
+        mod, target, seed=seed, checks=checks, strict_warp=strict_warp, pipeline=pipeline, timeout=timeout
+    )

@@ -8,14 +8,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from . import ptx
+from . import ptx, ptx_memory, ptx_registers, ptx_sync, ptx_tensor  # noqa: F401  (each fills the table)
 from .errors import UnsupportedInstructionError
 
 _INCLUDES = {
     "cstdint", "type_traits", "cuda.h", "cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h", "math_constants.h", "cuda/std/cstdint",
     "cuda/std/type_traits", "sm_61_intrinsics.h",
 }  # fmt: skip
-_FFI_INT, _FFI_FLOAT = "u.i", "u.f"
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ def _split(text: str, sep: str) -> list[str]:
             depth += 1
         elif c in ")]}":
             depth -= 1
-        elif depth == 0 and c == sep and not (sep == ":" and (text[i - 1 : i] == ":" or text[i + 1 : i + 2] == ":") and '"' not in text[start:i] and False):
+        elif depth == 0 and c == sep:
             out.append(text[start:i])
             start = i + 1
         i += 1
@@ -104,7 +103,7 @@ def _statements(asm: str):
     while pos < n:
         if asm[pos] in " \t\r\n;":
             pos += 1
-        elif asm[pos] in "{}" and not asm[pos : pos + 1] == "":
+        elif asm[pos] in "{}":  # a scope; register names are unique to the statement anyway
             pos += 1
         else:
             m = re.compile(r"([A-Za-z_$][\w$]*):(?!:)").match(asm, pos)
@@ -118,7 +117,7 @@ def _statements(asm: str):
             pos = end + 1
 
 
-_ASM_COUNT = re.compile(r"(?<![\w])(?:asm|__asm__)(?:\s+(?:volatile|__volatile__))?\s*\(")
+_ASM = re.compile(r"(?<![\w])(?:asm|__asm__)(?:\s+(?:volatile|__volatile__))?\s*\(")
 
 
 def _translate_asm(body: str, uid: int) -> str:
@@ -190,7 +189,7 @@ def _split_asm(body: str) -> list[str]:
 
 def _all_asm(source: str) -> str:
     out, pos, uid = [], 0, 0
-    for m in _ASM_COUNT.finditer(source):
+    for m in _ASM.finditer(source):
         if m.start() < pos:
             continue
         end = _closing(source, m.end() - 1)
@@ -208,7 +207,9 @@ _SCALAR = re.compile(
     r"__nv_fp8_e4m3|__nv_fp8_e5m2|int8_t|uint8_t|int16_t|uint16_t|int32_t|uint32_t|int64_t|uint64_t|bool|half2|nv_bfloat162|"
     r"[a-z]+[234]))\s+(\w+)\[([^\]=]+)\];\s*$"
 )
-_SHARED = re.compile(r"^(\s*)(?:static\s+)?__shared__\s+(?:__align__\(\d+\)|alignas\(\d+\))?\s*([\w ]+?)\s+(\w+)\[(.+)\];\s*$")
+_SHARED = re.compile(
+    r"^(\s*)(?:static\s+)?__shared__\s+(?:__align__\(\d+\)|alignas\(\d+\))?\s*([\w ]+?)\s+(\w+)\[(.+)\];\s*$"
+)
 _SHARED_ALIGN = re.compile(r"(?:__align__|alignas)\((\d+)\)")
 _DYNAMIC = re.compile(r"^(\s*)extern\s+__shared__\s+(?:__align__\(\d+\)|alignas\(\d+\))?\s*([\w ]+?)\s+(\w+)\[\];\s*$")
 
@@ -229,7 +230,10 @@ def _lines(source: str, static: list[str]) -> str:
         if m:
             out.append(f"{m.group(1)}{m.group(2)}* {m.group(3)} = ({m.group(2)}*)tsim::dynamic_shared();")
             continue
-        m = _SHARED.match(line) or re.match(r"^(\s*)(?:static\s+)?(?:__align__\(\d+\)|alignas\(\d+\))\s+__shared__\s+([\w ]+?)\s+(\w+)\[(.+)\];\s*$", line)
+        m = _SHARED.match(line) or re.match(
+            r"^(\s*)(?:static\s+)?(?:__align__\(\d+\)|alignas\(\d+\))\s+__shared__\s+([\w ]+?)\s+(\w+)\[(.+)\];\s*$",
+            line,
+        )
         if m:
             indent, ctype, name, size = m.groups()
             align = _SHARED_ALIGN.search(line)
@@ -290,22 +294,15 @@ def translate(source: str, launch_tags: dict[str, list[str]], path: str) -> tupl
     kernels = _find_kernels(source)
     static: list[str] = []
     body = _lines(_all_asm(source), static)
-    table = ", ".join(static) or "{0, 1}"
-    head = (
-        '#include "device.h"\n'
-        "namespace { struct TsimStatic { size_t size, align; }; extern const TsimStatic tsim_static[]; "
-        "constexpr uint32_t _tsim_offset_in(const TsimStatic* t, int n) { uint32_t o = 0; "
-        "for (int i = 0; i <= n; i++) { o = (uint32_t)((o + t[i].align - 1) / t[i].align * t[i].align); if (i < n) o += (uint32_t)t[i].size; } return o; } }\n"
-    )
+    table = "".join(entry + ", " for entry in static)
     head = '#include "device.h"\nstatic uint32_t _tsim_offset(int);\n'
     tail = [
         "\nstruct TsimStatic { uint32_t size, align; };",
-        f"static const TsimStatic tsim_static[] = {{{table}, {{0, 1}}}};",
+        f"static const TsimStatic tsim_static[] = {{{table}{{0, 1}}}};",
         "__attribute__((no_sanitize_thread)) static uint32_t _tsim_offset(int n) { uint32_t o = 0; for (int i = 0; i <= n; i++) { "
         "uint32_t a = tsim_static[i].align; o = (o + a - 1) / a * a; if (i < n) o += tsim_static[i].size; } return o; }",
-        "static const char tsim_image = 0; extern const char __executable_start_tsim __attribute__((weak));",
-        "#define TSIM_EXPORT __attribute__((visibility(\"default\"), no_sanitize_thread))",
-        "extern const char __ehdr_start;",
+        '#define TSIM_EXPORT __attribute__((visibility("default"), no_sanitize_thread))',
+        "extern const char __ehdr_start;  // the linker's name for the start of this library",
     ]
     for k in kernels:
         args = ", ".join(f"*({t}*)_p[{i}]" for i, (t, _) in enumerate(k.params))
@@ -318,20 +315,22 @@ def translate(source: str, launch_tags: dict[str, list[str]], path: str) -> tupl
             elif t == "CUtensorMap":
                 loads.append(f"_p[{i}] = _a[{i}].u.p;")
             else:
-                loads.append(f"{t} v{i} = _a[{i}].type_index == 3 ? ({t})(float)_a[{i}].u.f : ({t})_a[{i}].u.i; _p[{i}] = (void*)&v{i};")
+                loads.append(
+                    f"{t} v{i} = _a[{i}].type_index == 3 ? ({t})(float)_a[{i}].u.f : ({t})_a[{i}].u.i; _p[{i}] = (void*)&v{i};"
+                )
         n = len(k.params)
         tail += [
             f"__attribute__((noinline, no_sanitize_thread)) static void tsim_entry_{k.name}(void** _p) {{ (void)_p; "
             f'tsim::set_entry_frame(__builtin_frame_address(0)); {k.name}({args}); __asm__ volatile("" ::: "memory"); }}',
             f"static const char* const tsim_tags_{k.name}[] = {{{quoted or '0'}}};",
             f'extern "C" TSIM_EXPORT int __tvm_ffi_{k.name}(void*, const tsim::FFIAny* _a, int32_t _n, tsim::FFIAny* _r) {{',
-            f"  static tsim::KernelInfo info = {{\"{k.name}\", tsim_entry_{k.name}, {n}, tsim_tags_{k.name}, {len(tags)}, _tsim_offset({len(static)}), &__ehdr_start, 0}};",
+            f'  static tsim::KernelInfo info = {{"{k.name}", tsim_entry_{k.name}, {n}, tsim_tags_{k.name}, {len(tags)}, _tsim_offset({len(static)}), &__ehdr_start, 0}};',
             f"  _r->type_index = 0; _r->pad = 0; _r->u.i = 0; if (_n != {n + len(tags)}) return -1; void* _p[{n + 1}];",
             "  " + " ".join(loads),
-            f"  return tsim::launch(info_ptr(&info), _p, _a + {n});",
+            f"  return tsim::launch(info, _p, _a + {n});",
             "}",
         ]
-    text = "\n".join(tail).replace("info_ptr(&info)", "info")
+    text = "\n".join(tail)
     encode = (
         '\nextern "C" int tsim_ffi_encode(void*, const tsim::FFIAny*, int32_t, tsim::FFIAny*);\n'
         'extern "C" TSIM_EXPORT int tsim_encode_here(void* s, const tsim::FFIAny* a, int32_t n, tsim::FFIAny* r) '
