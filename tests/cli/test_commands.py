@@ -3,8 +3,6 @@
 import json
 import subprocess
 import sys
-import types
-from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -12,52 +10,65 @@ import torch
 import tvm_tile
 from tests.runtime import kernels
 from tvm_tile import cli
+from tvm_tile.ops import registry as real
+from tvm_tile.ops.registry import OpSpec
 
 
-@dataclass
-class Spec:
-    """An op as ``tvm_tile.ops.registry`` describes it: C = A + B * 3."""
+class Scale(OpSpec):
+    """C = A + B * 3, by rows."""
 
-    name: str = "scale"
-    doc: str = "A + 3 B by rows.\n\nMore text."
-    shape_params: dict = field(
-        default_factory=lambda: {
-            "rows": (int, 8, "rows of A"),
-            "flip": (bool, False, "multiply by -3"),
-            "window": (int, None, "unused"),
-        }
-    )
-    dtypes: list = field(default_factory=lambda: ["float32", "float64"])
-    wrong: bool = False
-    peers: dict = field(default_factory=dict)
+    name = "scale"
+    doc = "A + 3 B by rows"
+    shape_params = {
+        "rows": (int, 8, "rows of A"),
+        "flip": (bool, False, "multiply by -3"),
+        "copies": (int, 0, "0 leaves it open"),
+    }
+    dtypes = ["float32", "float64"]
+    tunables = {"width": [128]}
+    options = {"copies": [1, 2]}
+    wrong = False
 
-    def make(self, shape, dtype, *, width=128):
-        """The kernel."""
+    def complete(self, shape=None):
+        out = super().complete(shape)
+        return {**out, "copies": out["copies"] or 1}
+
+    def defaults(self, shape, dtype, target):
+        return {"width": 128}
+
+    def build(self, shape, dtype, target, *, width):
+        assert target == "cpu" and shape["copies"] in (1, 2)
         return kernels.scaled_add(width, dtype)
 
-    def inputs(self, shape, dtype, device, generator):
-        """Random tensors, poisoned output."""
+    def arguments(self, shape, dtype, generator):
+        assert shape["copies"] in (1, 2)
         kind = getattr(torch, dtype)
         a = torch.randn(shape["rows"], 128, generator=generator, dtype=kind)
         b = torch.randn(128, generator=generator, dtype=kind)
         return [a, b, -3 if shape["flip"] else 3, torch.full_like(a, float("nan"))], [3]
 
-    def reference(self, shape, dtype, tensors):
-        """torch."""
+    def inputs(self, shape, dtype, device="cpu", generator=None):
+        return self.arguments(self.complete(shape), dtype, generator)
+
+    def expected(self, shape, dtype, tensors):
         a, b, s, _ = tensors
         return [a + b * s + (1 if self.wrong else 0)]
 
     def tolerance(self, shape, dtype):
-        """rtol, atol."""
         return 1e-5, 1e-5
 
     def flops(self, shape):
-        """Two a element."""
         return 2 * shape["rows"] * 128
 
     def bytes(self, shape, dtype):
-        """Read and written."""
         return shape["rows"] * 128 * 8
+
+
+class Broken(Scale):
+    """The same with a reference that differs."""
+
+    name = "broken"
+    wrong = True
 
 
 def failing_peer(shape, dtype, tensors):
@@ -66,16 +77,11 @@ def failing_peer(shape, dtype, tensors):
 
 @pytest.fixture(autouse=True)
 def registry(monkeypatch):
-    scale, broken = Spec(), Spec(name="broken", wrong=True)
+    scale, broken = Scale(), Broken()
     scale.peers = {"torch": lambda shape, dtype, t: lambda: t[0] + t[1] * t[2], "absent": failing_peer}
     specs = {"scale": scale, "broken": broken}
-    module = types.ModuleType("tvm_tile.ops.registry")
-    module.names, module.get = lambda: list(specs), specs.__getitem__
-    package = types.ModuleType("tvm_tile.ops")
-    package.registry, package.__path__ = module, []
-    monkeypatch.setitem(sys.modules, "tvm_tile.ops", package)
-    monkeypatch.setitem(sys.modules, "tvm_tile.ops.registry", module)
-    monkeypatch.setattr(tvm_tile, "ops", package, raising=False)
+    monkeypatch.setattr(real, "names", lambda: list(specs))
+    monkeypatch.setattr(real, "get", specs.__getitem__)
     return specs
 
 
@@ -107,7 +113,7 @@ def test_run_json(tool):
     code, out, _ = tool("run", "scale", "--shape", "rows=3", "--dtype", "float64", "--json", "--target", "llvm")
     document = json.loads(out)
     assert code == 0 and document["result"] == "PASS" and document["dtype"] == "float64"
-    assert document["shape"] == {"rows": 3, "flip": False, "window": None}
+    assert document["shape"] == {"rows": 3, "flip": False, "copies": 1}
     assert document["outputs"][0]["wrong_elements"] == 0 and document["seconds"] > 0 and document["tflops"] > 0
 
 
@@ -123,7 +129,7 @@ def test_run_json(tool):
         (["run", "scale", "--shape", "rows=1", "rows=2"], "rows is given twice"),
         (["run", "scale", "--dtype", "float16"], "it has: float32, float64"),
         (["run", "scale", "--target", "sm_9"], "did you mean 'sm_90'?"),
-        (["run", "scale", "--config", "depth=3"], "scale takes no such parameter"),
+        (["run", "scale", "--config", "depth=3"], "scale has no tunable 'depth'"),
         (["bench", "scale", "--peers", "toch"], "did you mean torch?"),
         (["bench", "scale", "--rounds", "0"], "--rounds must be at least 1"),
         (["tune", "scale"], "tuning is not in this version"),
@@ -143,9 +149,17 @@ def test_cuda_kernels_need_a_gpu_to_run(tool, monkeypatch):
     assert code == 1 and "there is no CUDA GPU" in err and "inspect or export" in err
 
 
+def test_open_options_are_decided_for_kernel_and_inputs_alike(tool):
+    _, out, _ = tool("run", "scale", "--target", "llvm", "--json")
+    assert json.loads(out)["shape"]["copies"] == 1
+    code, out, _ = tool("run", "scale", "--target", "llvm", "--config", "copies=2", "width=128", "--json")
+    document = json.loads(out)
+    assert code == 0 and document["shape"]["copies"] == 2 and document["config"] == {"width": 128}
+
+
 def test_list(tool):
     _, out, _ = tool("list")
-    assert out.splitlines() == ["scale   A + 3 B by rows.", "broken  A + 3 B by rows."]
+    assert out.splitlines() == ["scale   A + 3 B by rows", "broken  A + 3 B by rows"]
     _, out, _ = tool("list", "scale")
     assert "rows    rows of A (int, default 8)" in out and "float32, float64" in out
     _, out, _ = tool("list", "--json")

@@ -31,14 +31,12 @@ def execute(arguments) -> int:
 
     if arguments.rounds < 1:
         raise tvm_tile.TileError(f"--rounds must be at least 1, not {arguments.rounds}")
-    spec = common.find_op(arguments.op)
-    shape = common.resolve_shape(spec, arguments.shape)
-    dtype = common.resolve_dtype(spec, arguments.dtype)
+    peers = _peers(common.find_op(arguments.op), arguments.peers)
     torch = common.need_torch()
     target, device = common.choose(arguments.target)
-    peers = _peers(spec, arguments.peers)
-    function = common.make_function(spec, shape, dtype, common.resolve_tunables(arguments.config))
-    kernel = tvm_tile.compile(function, target)
+    op = common.prepare(arguments, target)
+    spec, shape, dtype = op.spec, op.shape, op.dtype
+    kernel = tvm_tile.compile(op.function, target)
     generator = torch.Generator(device="cpu").manual_seed(arguments.seed)
 
     moved = spec.bytes(shape, dtype)

@@ -7,20 +7,22 @@ import difflib
 import importlib.util
 import json
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import TileError
 
 __all__ = [
+    "Prepared",
     "add_op_options",
     "choose",
     "describe_shape",
     "emit",
     "find_op",
     "importable",
-    "make_function",
     "need_torch",
     "parse_assignments",
+    "prepare",
     "resolve_dtype",
     "resolve_shape",
     "resolve_tunables",
@@ -126,14 +128,39 @@ def resolve_tunables(pairs: list[str]) -> dict[str, Any]:
     return result
 
 
-def make_function(spec, shape: dict[str, Any], dtype: str, tunables: dict[str, Any]):
-    """The op's PrimFunc; a tunable parameter that it does not have is a clear error."""
-    try:
-        return spec.make(shape, dtype, **tunables)
-    except TypeError as error:
-        if "unexpected keyword argument" in str(error) and any(repr(k) in str(error) for k in tunables):
-            raise TileError(f"--config: {spec.name} takes no such parameter ({error})") from None
-        raise
+@dataclass
+class Prepared:
+    """An op as the command line asks for it: complete shape, dtype, target and the kernel's function."""
+
+    spec: Any
+    shape: dict[str, Any]
+    dtype: str
+    target: Any
+    function: Any
+
+
+def prepare(arguments: argparse.Namespace, target=None) -> Prepared:
+    """Look up the op, convert and complete its shape, and make its function for the target.
+
+    Parameters
+    ----------
+    arguments : argparse.Namespace
+        With the options of :func:`add_op_options`.
+    target : tvm.target.Target, optional
+        Already resolved; else ``--target`` is.
+    """
+    from ..ops.common import target_class
+    from ..runtime.targets import target as resolve
+
+    spec = find_op(arguments.op)
+    shape = resolve_shape(spec, arguments.shape)
+    dtype = resolve_dtype(spec, arguments.dtype)
+    tunables = resolve_tunables(arguments.config)
+    target = resolve(arguments.target) if target is None else target
+    # Options that the shape leaves open change the tensors of a call: decide them once, for kernel and inputs alike.
+    options = {key: tunables.pop(key) for key in list(tunables) if key in spec.options}
+    shape, _ = spec.configured(shape, dtype, target_class(target), options)
+    return Prepared(spec, shape, dtype, target, spec.make(shape, dtype, target=target, **tunables))
 
 
 def describe_shape(shape: dict[str, Any]) -> str:

@@ -16,18 +16,15 @@ def execute(arguments) -> int:
     """Compile (no GPU needed) and write the library."""
     import tvm_tile
 
-    spec = common.find_op(arguments.op)
-    shape = common.resolve_shape(spec, arguments.shape)
-    dtype = common.resolve_dtype(spec, arguments.dtype)
-    function = common.make_function(spec, shape, dtype, common.resolve_tunables(arguments.config))
-    kernel = tvm_tile.compile(function, arguments.target)
+    op = common.prepare(arguments)
+    kernel = tvm_tile.compile(op.function, op.target)
     path = kernel.export(arguments.output)
     size = path.stat().st_size
     document = {
-        "op": spec.name,
+        "op": op.spec.name,
         "target": kernel.target,
-        "shape": shape,
-        "dtype": dtype,
+        "shape": op.shape,
+        "dtype": op.dtype,
         "file": str(path),
         "bytes": size,
         "signature": str(kernel.signature),

@@ -21,20 +21,17 @@ def execute(arguments) -> int:
     """Compile (no GPU needed) and print."""
     import tvm_tile
 
-    spec = common.find_op(arguments.op)
-    shape = common.resolve_shape(spec, arguments.shape)
-    dtype = common.resolve_dtype(spec, arguments.dtype)
-    function = common.make_function(spec, shape, dtype, common.resolve_tunables(arguments.config))
+    op = common.prepare(arguments)
     if arguments.show == "script" and not arguments.json:
-        # The tile IR needs no target and no compiler.
-        print(function.script())
+        # The tile IR needs no compiler.
+        print(op.function.script())
         return 0
-    kernel = tvm_tile.compile(function, arguments.target)
+    kernel = tvm_tile.compile(op.function, op.target)
     document = {
-        "op": spec.name,
+        "op": op.spec.name,
         "target": kernel.target,
-        "shape": shape,
-        "dtype": dtype,
+        "shape": op.shape,
+        "dtype": op.dtype,
         "config": kernel.config,
         "signature": str(kernel.signature),
         "resources": kernel.resources.to_json(),

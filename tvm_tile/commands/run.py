@@ -63,13 +63,12 @@ def execute(arguments) -> int:
     """Compile, run, compare, print."""
     import tvm_tile
 
-    spec = common.find_op(arguments.op)
-    shape = common.resolve_shape(spec, arguments.shape)
-    dtype = common.resolve_dtype(spec, arguments.dtype)
+    common.find_op(arguments.op)
     torch = common.need_torch()
     target, device = common.choose(arguments.target)
-    function = common.make_function(spec, shape, dtype, common.resolve_tunables(arguments.config))
-    kernel = tvm_tile.compile(function, target, lowering=arguments.lowering)
+    op = common.prepare(arguments, target)
+    spec, shape, dtype = op.spec, op.shape, op.dtype
+    kernel = tvm_tile.compile(op.function, target, lowering=arguments.lowering)
     generator = torch.Generator(device="cpu").manual_seed(arguments.seed)
     tensors, outputs = spec.inputs(shape, dtype, device, generator)
     # The reference first: a kernel that overwrites its inputs must not change what it is compared with.
