@@ -222,7 +222,7 @@ def test_nan_in_a_key_reaches_the_rows_that_see_it():
 
 
 def test_nan_in_a_value_reaches_the_rows_that_see_it():
-    """Only its own column; rows that do not see it may have it within the same tile (0 * NaN), but not in earlier ones."""
+    """Only its own column; rows of the same tile that do not see it may have it (0 * NaN), earlier tiles not."""
     (out, _), (out_nan, _) = _with_nan(2, (0, 20, 1, 3))
     assert out_nan[0, 20:, 1, 3].isnan().all()
     assert torch.equal(out[0, :16], out_nan[0, :16]) and torch.equal(out[1], out_nan[1])

@@ -16,7 +16,7 @@ TILE = {"block_M": 32, "block_N": 32, "block_K": 32}
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "int8", "float8_e4m3fn", "float8_e5m2"])
 @pytest.mark.parametrize("size", [(64, 96, 128), (65, 33, 77)], ids=["round", "ragged"])
 def test_dtypes(dtype, size):
-    check("gemm", dict(zip("mnk", size)), dtype)
+    check("gemm", dict(zip("mnk", size, strict=True)), dtype)
 
 
 @pytest.mark.parametrize("trans_a", [False, True])
@@ -30,7 +30,7 @@ def test_transposes(trans_a, trans_b, dtype):
 @pytest.mark.parametrize("lowering", ["optimised", "reference"])
 def test_tiny_and_trip_counts(size, lowering):
     """K of 1, 2 and 3 tiles, sizes below a tile."""
-    check("gemm", dict(zip("mnk", size)), "float32", lowering, **TILE, num_stages=3)
+    check("gemm", dict(zip("mnk", size, strict=True)), "float32", lowering, **TILE, num_stages=3)
 
 
 @pytest.mark.parametrize("block_K", [8, 24, 40])
