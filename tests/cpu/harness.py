@@ -15,6 +15,7 @@ from tvm_tile.lower.cpu import lower_cpu, lower_reference, lowered_passes
 from tvm_tile.lower.cpu.builder import Builder
 from tvm_tile.runtime.targets import host_target
 
+
 def _pipeline(flat: bool):
     def factory():
         @tvm.transform.module_pass(opt_level=0)

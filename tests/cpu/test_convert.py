@@ -8,8 +8,11 @@ from tvm_tile.lower.cpu import convert
 
 from .harness import map_function
 
-NARROW = {"bfloat16": ("uint16", ml_dtypes.bfloat16), "float8_e4m3fn": ("uint8", ml_dtypes.float8_e4m3fn),
-          "float8_e5m2": ("uint8", ml_dtypes.float8_e5m2)}
+NARROW = {
+    "bfloat16": ("uint16", ml_dtypes.bfloat16),
+    "float8_e4m3fn": ("uint8", ml_dtypes.float8_e4m3fn),
+    "float8_e5m2": ("uint8", ml_dtypes.float8_e5m2),
+}
 
 
 @pytest.mark.parametrize("dtype", NARROW)

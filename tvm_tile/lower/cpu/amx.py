@@ -109,8 +109,21 @@ def amx_type(a: str, b: str) -> AmxType | None:
     return None
 
 
-def emit_gemm(b: Builder, kind: AmxType, a: Var, a_offset, lda: int, packed: Var, c: Var, c_offset, ldc: int,
-              m: int, n: int, k: int, clear: bool) -> None:
+def emit_gemm(
+    b: Builder,
+    kind: AmxType,
+    a: Var,
+    a_offset,
+    lda: int,
+    packed: Var,
+    c: Var,
+    c_offset,
+    ldc: int,
+    m: int,
+    n: int,
+    k: int,
+    clear: bool,
+) -> None:
     """C[m, n] (+)= A[m, k] * B[k, n] with 2 x 2 hardware tiles a block.
 
     Parameters
@@ -143,8 +156,21 @@ def _blocks(tiles: int) -> list[tuple[int, int, int]]:
     return [part for part in parts if part[1]]
 
 
-def _emit_block(b: Builder, kind: AmxType, a: Var, a_offset, lda: int, packed: Var, c: Var, c_offset, ldc: int, k: int,
-                rows: list, panels: list, clear: bool) -> None:
+def _emit_block(
+    b: Builder,
+    kind: AmxType,
+    a: Var,
+    a_offset,
+    lda: int,
+    packed: Var,
+    c: Var,
+    c_offset,
+    ldc: int,
+    k: int,
+    rows: list,
+    panels: list,
+    clear: bool,
+) -> None:
     accumulators = [[2 * i + j for j in range(len(panels))] for i in range(len(rows))]
     tile_elements = TILE_BYTES * kind.pack // 4
     a_stride = tirx.const(lda * 4 // kind.pack, "int64")

@@ -228,9 +228,9 @@ def address(buffer: Var, index) -> Expr:
 def emit_opaque_zero(b: Builder) -> Expr:
     """A zero whose value LLVM does not know, for the function's prologue.
 
-    LLVM 22 turns a masked store of truncated lanes whose mask is *constant* with a single lane set into a scalar store of
-    the untruncated width (x86, AVX-512): it overwrites the next element.  Positions that guard stores of 8- and 16-bit
-    elements are offset by this zero, so that no mask becomes constant.
+    LLVM 22 turns a masked store of truncated lanes whose mask is *constant* with a single lane set into a scalar
+    store of the untruncated width (x86, AVX-512): it overwrites the next element.  Positions that guard stores of 8-
+    and 16-bit elements are offset by this zero, so that no mask becomes constant.
     """
     size = tirx.call_extern("int32", "getpagesize")
     return b.bind(size >> tirx.const(30, "int32"), "zero")

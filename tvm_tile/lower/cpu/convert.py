@@ -112,7 +112,7 @@ def _f32_to_f8(b: Builder, value: Expr, lanes: int, exponent_bits: int, mantissa
     normal = rounded - _u32((127 - bias) << mantissa_bits, lanes)
     # subnormal results: adding 2**(dropped + 1 - bias) aligns the value so that the float adder rounds it
     align = 2.0 ** (dropped + 1 - bias)
-    align_bits = ((127 + dropped + 1 - bias) << 23)
+    align_bits = (127 + dropped + 1 - bias) << 23
     shifted = tirx.reinterpret(vtype("uint32", lanes), size + splat(align, "float32", lanes))
     subnormal = shifted - _u32(align_bits, lanes)
     smallest_normal = splat(2.0 ** (1 - bias), "float32", lanes)

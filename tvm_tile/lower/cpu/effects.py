@@ -107,8 +107,9 @@ def _print(ev: Evaluator, call: Call) -> None:
 
 
 def emit_print(b: Builder, text: str, values: list[Expr]) -> None:
-    """``printf`` with integers and strings only: floats are turned into text first, since a TIR call cannot announce the
-    floating-point arguments of a variadic function.
+    """``printf`` with integers and strings only.
+
+    Floats are turned into text first: a TIR call cannot announce the floating-point arguments of a variadic function.
 
     ``values`` are what is printed and, for an element of a tile, its indices, which ``text`` has a ``%d`` for.
     """

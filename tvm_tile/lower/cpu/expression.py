@@ -61,11 +61,44 @@ _BINARY = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Min, tirx.Max)
 _INTEGER_DIVISION = (tirx.FloorDiv, tirx.FloorMod, tirx.Mod)
 _COMPARE = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
 _BITWISE = (prim.BitwiseAnd, prim.BitwiseOr, prim.BitwiseXor, prim.LShift, prim.RShift)
-_ELEMENTWISE = ("sqrt", "floor", "ceil", "trunc", "round", "nearbyint", "fabs",
-                "fma", "pow", "sin", "cos", "tan", "exp10", "log10", "log1p",
-                "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh",
-                "popcount", "atan2", "hypot", "copysign", "fmod", "nextafter", "ldexp", "exp",
-                "exp2", "log", "log2", "tanh", "erf")
+_ELEMENTWISE = (
+    "sqrt",
+    "floor",
+    "ceil",
+    "trunc",
+    "round",
+    "nearbyint",
+    "fabs",
+    "fma",
+    "pow",
+    "sin",
+    "cos",
+    "tan",
+    "exp10",
+    "log10",
+    "log1p",
+    "sinh",
+    "cosh",
+    "asin",
+    "acos",
+    "atan",
+    "asinh",
+    "acosh",
+    "atanh",
+    "popcount",
+    "atan2",
+    "hypot",
+    "copysign",
+    "fmod",
+    "nextafter",
+    "ldexp",
+    "exp",
+    "exp2",
+    "log",
+    "log2",
+    "tanh",
+    "erf",
+)
 
 
 @dataclass
@@ -156,7 +189,10 @@ class Evaluator:
                 return Value(tirx.const(True, "bool"), "bool")
             left, right = self.settle(self.evaluate(expr.a)), self.settle(self.evaluate(expr.b))
             lanes = max(left.lanes, right.lanes)
-            return Value(type(expr)(self.spread(left.expr, lanes), self.spread(right.expr, lanes)), "bool")
+            left_expr, right_expr = self.spread(left.expr, lanes), self.spread(right.expr, lanes)
+            if isinstance(expr, tirx.NE):
+                return Value(not_equal(left_expr, right_expr), "bool")
+            return Value(type(expr)(left_expr, right_expr), "bool")
         if isinstance(expr, tirx.And | tirx.Or):
             return self._logical(expr)
         if isinstance(expr, tirx.Not):
@@ -167,7 +203,9 @@ class Evaluator:
             return self._choose(expr.condition, expr.true_value, expr.false_value, dtype)
         if isinstance(expr, tirx.Let):
             value = self.settle(self.evaluate(expr.value))
-            self.values[expr.var] = value if value.dtype == "bool" else Value(self.b.bind(value.expr, expr.var.name), value.dtype)
+            self.values[expr.var] = (
+                value if value.dtype == "bool" else Value(self.b.bind(value.expr, expr.var.name), value.dtype)
+            )
             return self.evaluate(expr.body)
         if isinstance(expr, Call):
             return self._call(expr, dtype)
@@ -190,7 +228,7 @@ class Evaluator:
         source, target = compute_dtype(value.dtype), compute_dtype(dtype)
         exact = dtype not in NARROW_FLOATS
         if dtype == "bool":
-            return Value(tirx.NE(value.expr, splat(tirx.const(0, source), source, value.lanes)), dtype)
+            return Value(not_equal(value.expr, splat(tirx.const(0, source), source, value.lanes)), dtype)
         if source == target:
             return Value(value.expr, dtype, exact)
         return Value(tirx.Cast(vtype(target, value.lanes), value.expr), dtype, exact)
@@ -255,7 +293,7 @@ class Evaluator:
         varies = [self.varies(t) or self._mentions_vectors([t]) for t in terms]
         if all(varies) or not any(varies):
             return None
-        parts = [[t for t, v in zip(terms, varies) if v == side] for side in (False, True)]
+        parts = [[t for t, v in zip(terms, varies, strict=False) if v == side] for side in (False, True)]
         return tuple(functools.reduce(tirx.And, part) for part in parts)
 
     def _choose_uniform(self, condition, chosen: Expr, then, otherwise, dtype: str) -> Value:
@@ -265,14 +303,21 @@ class Evaluator:
             if dtype == "bool" and lanes > 1:
                 chosen = tirx.Broadcast(chosen, lanes)
             if dtype != "bool" or lanes == 1:
-                result = tirx.Select(chosen if lanes == 1 else tirx.Broadcast(chosen, lanes),
-                                     self.spread(left.expr, lanes), self.spread(right.expr, lanes))
+                result = tirx.Select(
+                    chosen if lanes == 1 else tirx.Broadcast(chosen, lanes),
+                    self.spread(left.expr, lanes),
+                    self.spread(right.expr, lanes),
+                )
                 return Value(result, dtype, left.exact and right.exact)
         if dtype == "bool":  # vectors of bool cannot be kept in memory
             if self.lane is not None:
                 raise NotVectorizableError("choice of bool vectors")
             return Value(tirx.if_then_else(chosen, self.evaluate(then).expr, self.evaluate(otherwise).expr), dtype)
-        lanes = self.lane.lanes if self.varies(then) or self.varies(otherwise) or self._mentions_vectors([then, otherwise]) else 1
+        lanes = (
+            self.lane.lanes
+            if self.varies(then) or self.varies(otherwise) or self._mentions_vectors([then, otherwise])
+            else 1
+        )
         cell = self.b.register(compute_dtype(dtype), lanes, "chosen")
 
         def write(side, truth: bool):
@@ -283,6 +328,7 @@ class Evaluator:
                 if size:
                     del self.assumed[-size:]
                 self.b.store(cell, self.spread(value.expr, lanes), 0)
+
             return emit
 
         self.b.if_else(chosen, write(then, True), write(otherwise, False))
@@ -317,7 +363,11 @@ class Evaluator:
     def index(self, storage: Storage, indices) -> tuple[Expr, int, bool]:
         """Flat index of an access, its lanes, and whether they are contiguous."""
         if self.lane is None:
-            return self._substituted(storage.flat_index([self.settle(self.evaluate(i)).expr for i in indices])), 1, False
+            return (
+                self._substituted(storage.flat_index([self.settle(self.evaluate(i)).expr for i in indices])),
+                1,
+                False,
+            )
         flat = storage.flat_index(list(indices))
         parts = None if self._mentions_vectors(indices) else affine(flat, self.lane.var)
         if parts is not None and not _contains(flat, TensorLoad):
@@ -385,7 +435,7 @@ class Evaluator:
         if name in vmath.FUNCTIONS and kind == "float32":
             return Value(vmath.FUNCTIONS[name](self.b, exprs[0]), dtype, pending)
         if name == "isnan":
-            return Value(tirx.NE(exprs[0], exprs[0]), "bool")
+            return Value(not_equal(exprs[0], exprs[0]), "bool")
         if name in ("isinf", "isfinite"):
             if not kind.startswith("float"):
                 return Value(splat(tirx.const(name == "isfinite", "bool"), "bool", lanes), "bool")
@@ -396,12 +446,18 @@ class Evaluator:
             return Value(splat(1.0, kind, lanes) / _call(vtype(kind, lanes), "sqrt", exprs), dtype, pending)
         if name == "sigmoid":
             one = splat(1.0, kind, lanes)
-            return Value(one / (one + _call(vtype(kind, lanes), "exp", [splat(0.0, kind, lanes) - exprs[0]])), dtype, pending)
+            return Value(
+                one / (one + _call(vtype(kind, lanes), "exp", [splat(0.0, kind, lanes) - exprs[0]])), dtype, pending
+            )
+        if name == "erf" and kind == "float64":  # TVM has none for this type; the C library has
+            if lanes > 1:
+                raise NotVectorizableError(name)
+            return Value(tirx.call_pure_extern(kind, "erf", *exprs), dtype)
         if name in _ELEMENTWISE:
             return Value(_call(vtype(compute_dtype(dtype), lanes), expr.op, exprs), dtype, pending)
         if lanes > 1 or self.lane is not None:
             raise NotVectorizableError(name)
-        raw = [a if isinstance(a, StringImm) else v.expr for a, v in zip(expr.args, args)]
+        raw = [a if isinstance(a, StringImm) else v.expr for a, v in zip(expr.args, args, strict=False)]
         return Value(Call(expr.op, raw, ret_ty=tvm.ir.PrimType(compute_dtype(dtype))), dtype, pending)
 
     def _reinterpret(self, expr: Call, dtype: str) -> Value:
@@ -411,6 +467,11 @@ class Evaluator:
         if target != storage_dtype(value.dtype):
             stored = tirx.reinterpret(vtype(target, value.lanes), stored)
         return Value(widen(self.b, stored, dtype), dtype)
+
+
+def not_equal(a: Expr, b: Expr) -> Expr:
+    """``a != b``, true where one is NaN (TVM compiles its own NE of floats as "ordered and not equal")."""
+    return tirx.Not(tirx.EQ(a, b)) if str(a.ty.dtype).startswith("float") else tirx.NE(a, b)
 
 
 def byte_index(index: Expr, dtype: str) -> Expr:

@@ -46,8 +46,9 @@ class Matrix:
         return self.offset + i * self.rows + j * self.columns
 
 
-def emit_gemm(b: Builder, unit: VectorUnit, dtype: str, a: Matrix, bm: Matrix, c: Matrix, m: int, n: int, k: int,
-              clear: bool) -> None:
+def emit_gemm(
+    b: Builder, unit: VectorUnit, dtype: str, a: Matrix, bm: Matrix, c: Matrix, m: int, n: int, k: int, clear: bool
+) -> None:
     """C[m, n] (+)= A[m, k] * B[k, n], all of ``dtype``.
 
     ``bm`` and ``c`` have contiguous rows whose storage holds ``n`` rounded up to whole vectors; what stands in the
@@ -71,8 +72,20 @@ def _even_blocks(total: int, largest: int) -> list[tuple[int, int, int]]:
     return [part for part in parts if part[1]]
 
 
-def _emit_block(b: Builder, dtype: str, lanes: int, a: Matrix, bm: Matrix, c: Matrix, row, column, rows: int,
-                vectors: int, k: int, clear: bool) -> None:
+def _emit_block(
+    b: Builder,
+    dtype: str,
+    lanes: int,
+    a: Matrix,
+    bm: Matrix,
+    c: Matrix,
+    row,
+    column,
+    rows: int,
+    vectors: int,
+    k: int,
+    clear: bool,
+) -> None:
     sums = [[b.register(dtype, lanes, "acc") for _ in range(vectors)] for _ in range(rows)]
     for i in range(rows):
         for j in range(vectors):

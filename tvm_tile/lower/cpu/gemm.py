@@ -96,8 +96,9 @@ def _packed_right(ev: Evaluator, kernel: KernelContext, op: GemmOp, plan: GemmPl
     return packed
 
 
-def _product_amx(ev, kernel: KernelContext, op: GemmOp, plan: GemmPlan, a: MatrixView, packed: Var, c: MatrixView,
-                 clear: bool) -> None:
+def _product_amx(
+    ev, kernel: KernelContext, op: GemmOp, plan: GemmPlan, a: MatrixView, packed: Var, c: MatrixView, clear: bool
+) -> None:
     b, unit = ev.b, kernel.features.vector
     kernel.uses_amx = True
     m, n, k = round_up(op.m, 16), plan.panel.n_padded, plan.panel.k_padded
@@ -113,14 +114,28 @@ def _product_amx(ev, kernel: KernelContext, op: GemmOp, plan: GemmPlan, a: Matri
         accumulator = MatrixView(scratch, c.dtype, 0, n, 1)
         if not clear:
             emit_convert(b, unit, c, accumulator, op.m, op.n)
-    amx.emit_gemm(b, plan.amx, a.flat, a.offset, int(a.rows), packed, accumulator.flat, accumulator.offset,
-                  int(accumulator.rows), m, n, k, clear)
+    amx.emit_gemm(
+        b,
+        plan.amx,
+        a.flat,
+        a.offset,
+        int(a.rows),
+        packed,
+        accumulator.flat,
+        accumulator.offset,
+        int(accumulator.rows),
+        m,
+        n,
+        k,
+        clear,
+    )
     if not direct:
         emit_convert(b, unit, accumulator, c, op.m, op.n)
 
 
-def _product_fma(ev, kernel: KernelContext, op: GemmOp, plan: GemmPlan, a: MatrixView, packed: Var, c: MatrixView,
-                 clear: bool) -> None:
+def _product_fma(
+    ev, kernel: KernelContext, op: GemmOp, plan: GemmPlan, a: MatrixView, packed: Var, c: MatrixView, clear: bool
+) -> None:
     b, unit = ev.b, kernel.features.vector
     if a.dtype != plan.compute:
         rows = const_int(a.columns) == 1
@@ -136,10 +151,17 @@ def _product_fma(ev, kernel: KernelContext, op: GemmOp, plan: GemmPlan, a: Matri
         accumulator = MatrixView(scratch, plan.compute, 0, n, 1)
         if not clear:
             emit_convert(b, unit, c, accumulator, op.m, op.n)
-    fma.emit_gemm(b, unit, plan.compute, fma.Matrix(a.flat, a.offset, a.rows, a.columns),
-                  fma.Matrix(packed, 0, n), fma.Matrix(accumulator.flat, accumulator.offset, accumulator.rows),
-                  op.m, op.n, op.k, clear)
+    fma.emit_gemm(
+        b,
+        unit,
+        plan.compute,
+        fma.Matrix(a.flat, a.offset, a.rows, a.columns),
+        fma.Matrix(packed, 0, n),
+        fma.Matrix(accumulator.flat, accumulator.offset, accumulator.rows),
+        op.m,
+        op.n,
+        op.k,
+        clear,
+    )
     if not direct:
         emit_convert(b, unit, accumulator, c, op.m, op.n)
-
-

@@ -1,4 +1,4 @@
-"""``lower_cpu``: a function of tile IR becomes one parallel loop over CTAs for each kernel, with vectorised tile operations."""
+"""``lower_cpu``: one parallel loop over CTAs for each kernel of a function, with vectorised tile operations."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from .builder import Builder, const_int, emit_opaque_zero, sequence, stores_narr
 from .context import KernelContext
 from .expression import Evaluator
 from .gemm import emit_gemm
-from .passes import FLAT_ATTR
 from .panels import choose_panels, emit_panel_copy
+from .passes import FLAT_ATTR
 from .reduction import emit_reduce
 from .statements import Elementwise, emit_elementwise, emit_statement, nest
 from .storage import Storage, global_storage
@@ -117,14 +117,14 @@ class _Function:
         cta = Var("cta", dtype)
         with b.scope() as body:
             rest = cta
-            for loop, extent in zip(reversed(loops), reversed(extents)):
+            for loop, extent in zip(reversed(loops), reversed(extents), strict=False):
                 size = tirx.Cast(dtype, extent)
                 index = tirx.floormod(rest, size) if loop is not loops[0] else rest
                 kind = str(loop.loop_var.ty.dtype)
                 ev.env[loop.loop_var] = b.bind(tirx.Cast(kind, index), loop.loop_var.name)
                 if loop is not loops[0]:
                     rest = b.bind(tirx.floordiv(rest, size), "rest")
-            for axis, value in zip(realize.block.iter_vars, realize.iter_values):
+            for axis, value in zip(realize.block.iter_vars, realize.iter_values, strict=False):
                 ev.env[axis.var] = b.bind(ev.scalar(value), axis.var.name)
             head = len(body)
             block = realize.block
@@ -166,7 +166,13 @@ def _is_uneven(block) -> bool:
     """Whether the length of a loop depends on the CTA's coordinates."""
     axes = [axis.var for axis in block.iter_vars]
     found: list = []
-    walk(block.body, (tirx.For, lambda f: found.append(f) if any(mentions(f.extent, a) or mentions(f.min, a) for a in axes) else None))
+    walk(
+        block.body,
+        (
+            tirx.For,
+            lambda f: found.append(f) if any(mentions(f.extent, a) or mentions(f.min, a) for a in axes) else None,
+        ),
+    )
     return bool(found)
 
 
@@ -202,7 +208,7 @@ class _Kernel:
             if "tile.op" in stmt.block.annotations:
                 self.operation(read_op(stmt))
                 return
-            for axis, value in zip(stmt.block.iter_vars, stmt.iter_values):
+            for axis, value in zip(stmt.block.iter_vars, stmt.iter_values, strict=False):
                 ev.env[axis.var] = ev.scalar(value)
             for buffer in stmt.block.alloc_buffers:
                 self.context.allocate(buffer)

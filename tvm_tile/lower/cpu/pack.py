@@ -2,7 +2,8 @@
 
 Two layouts of the right operand, both padded to whole hardware tiles or vectors (the padding is zero):
 
-``vnni``: panels for the matrix unit (see :mod:`.amx`); ``rows``: row-major K x N in the compute type for the vector unit.
+``vnni``: panels for the matrix unit (see :mod:`.amx`); ``rows``: row-major K x N in the compute type for the vector
+unit.
 """
 
 from __future__ import annotations
@@ -236,8 +237,9 @@ def emit_convert(b: Builder, unit: VectorUnit, source: MatrixView, target: Matri
 def transpose_words(b: Builder, quarter) -> list[Expr]:
     """Transpose a 16 x 16 block of 32-bit words held in memory.
 
-    ``quarter(row, chunk)`` loads four consecutive words (chunk 0..3 of a row).  Rows 4l + i are gathered into lane group
-    l of vector i by the loads, so that what is left are 4 x 4 transposes inside 128-bit lanes: 8 shuffles for 4 results.
+    ``quarter(row, chunk)`` loads four consecutive words (chunk 0..3 of a row).  Rows 4l + i are gathered into lane
+    group l of vector i by the loads, so that what is left are 4 x 4 transposes inside 128-bit lanes: 8 shuffles for 4
+    results.
 
     Returns the 16 columns, in order.
     """
@@ -262,5 +264,9 @@ def _transpose_4x4_lanes(b: Builder, rows: list[Expr]) -> list[Expr]:
 
     low01, high01 = unpack(rows[0], rows[1], 1, False), unpack(rows[0], rows[1], 1, True)
     low23, high23 = unpack(rows[2], rows[3], 1, False), unpack(rows[2], rows[3], 1, True)
-    return [unpack(low01, low23, 2, False), unpack(low01, low23, 2, True),
-            unpack(high01, high23, 2, False), unpack(high01, high23, 2, True)]
+    return [
+        unpack(low01, low23, 2, False),
+        unpack(low01, low23, 2, True),
+        unpack(high01, high23, 2, False),
+        unpack(high01, high23, 2, True),
+    ]

@@ -20,8 +20,8 @@ from .target import CpuFeatures
 def choose_panels(features: CpuFeatures, block) -> dict[Var, tuple[PanelLayout, bool]]:
     """Shared tiles of a kernel that can be stored packed: their layout, and whether the program holds them transposed.
 
-    A tile qualifies when every write is a copy of the whole tile and every read is a product that takes the whole tile as
-    its right operand, all in the same layout.
+    A tile qualifies when every write is a copy of the whole tile and every read is a product that takes the whole
+    tile as its right operand, all in the same layout.
     """
     reads: dict[Var, int] = {}
     writes: dict[Var, int] = {}
@@ -30,7 +30,11 @@ def choose_panels(features: CpuFeatures, block) -> dict[Var, tuple[PanelLayout, 
     def count(table: dict, buffer) -> None:
         table[buffer] = table.get(buffer, 0) + 1
 
-    walk(block.body, (TensorLoad, lambda a: count(reads, a.source)), (tirx.BufferStore, lambda s: count(writes, s.buffer)))
+    walk(
+        block.body,
+        (TensorLoad, lambda a: count(reads, a.source)),
+        (tirx.BufferStore, lambda s: count(writes, s.buffer)),
+    )
     walk(block.body, (tirx.DeclBuffer, lambda d: walk(d.data, (Var, aliased.add))))
     copies: dict[Var, int] = {}
     products: dict[Var, list] = {}
@@ -52,7 +56,7 @@ def choose_panels(features: CpuFeatures, block) -> dict[Var, tuple[PanelLayout, 
 
 
 def emit_panel_copy(ev: Evaluator, kernel: KernelContext, op: CopyOp) -> None:
-    """Copy into a packed tile: straight from the source where the tile is inside, else through a padded row-major copy."""
+    """Copy into a packed tile: straight from the source where that is inside, else through a row-major copy."""
     b, unit = ev.b, kernel.features.vector
     packed = ev.storages(op.dst.buffer)
     layout: PanelLayout = packed.panel

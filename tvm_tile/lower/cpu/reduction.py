@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.ir import Expr, TensorLoad
 
-
 from ...ir import ReduceOp
 from ...ir.visit import walk
 from .affine import affine
@@ -31,7 +30,9 @@ def _pick(better) -> Callable[[Expr, Expr], Expr]:
     def combine(x: Expr, y: Expr) -> Expr:
         chosen = better(x, y)
         if str(x.ty.dtype).startswith("float"):
-            chosen = tirx.Or(chosen, tirx.NE(x, x))  # a NaN on the left stays; one on the right loses every comparison
+            chosen = tirx.Or(
+                chosen, tirx.Not(tirx.EQ(x, x))
+            )  # a NaN on the left stays; one on the right loses every comparison
         return tirx.Select(chosen, x, y)
 
     return combine
@@ -62,7 +63,10 @@ _KINDS = {
 
 def emit_reduce(ev: Evaluator, unit: VectorUnit, op: ReduceOp) -> None:
     """Write a reduction.  Sums are formed in several partial sums and accumulate in the compute type."""
-    if not (op.kind in _KINDS and (try_vectors(ev, lambda: _along(ev, unit, op)) or try_vectors(ev, lambda: _across(ev, unit, op)))):
+    if not (
+        op.kind in _KINDS
+        and (try_vectors(ev, lambda: _along(ev, unit, op)) or try_vectors(ev, lambda: _across(ev, unit, op)))
+    ):
         _serial(ev, op)
 
 
@@ -214,5 +218,3 @@ def _write(ev: Evaluator, op: ReduceOp, result: Expr) -> None:
     ev.values[variable] = Value(value, target, target not in NARROW_FLOATS)
     emit_statement(ev, tirx.BufferStore(op.body.buffer, variable, op.body.indices))
     del ev.values[variable]
-
-

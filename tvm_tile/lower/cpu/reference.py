@@ -1,7 +1,7 @@
 """``lower_reference``: the serial meaning of tile IR, with no optimisation at all - the oracle of every other path.
 
-Grid loops become serial loops, blocks are inlined, buffers stay as they are; scalar code only.  Nothing is shared with the
-optimised lowering beyond the treatment of prints and assertions.
+Grid loops become serial loops, blocks are inlined, buffers stay as they are; scalar code only.  Nothing is shared
+with the optimised lowering beyond the treatment of prints and assertions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tvm.tirx import For, ForKind, is_buffer_var
 from ...ir.visit import rewrite, substitute
 from .builder import Builder, const_int, emit_opaque_zero, sequence, stores_narrow
 from .effects import emit_print
-from .expression import op_name
+from .expression import not_equal, op_name
 
 
 def lower_reference(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -49,16 +49,47 @@ class _Inline:
         self.zero = zero
 
     def statement(self, stmt):
-        return rewrite(stmt, [(For, self.on_for), (SBlockRealize, self.on_realize), (Var, self.on_var),
-                              (tirx.Evaluate, self.on_evaluate), (tirx.Bind, self.on_bind),
-                              (tirx.BufferStore, self.on_store), (TensorLoad, self.on_load)])
+        return rewrite(
+            stmt,
+            [
+                (For, self.on_for),
+                (SBlockRealize, self.on_realize),
+                (Var, self.on_var),
+                (tirx.Evaluate, self.on_evaluate),
+                (tirx.Bind, self.on_bind),
+                (tirx.BufferStore, self.on_store),
+                (TensorLoad, self.on_load),
+                (tirx.NE, self.on_not_equal),
+                (Call, self.on_call),
+            ],
+        )
+
+    def on_not_equal(self, expr, m):
+        return not_equal(m.mutate(expr.a), m.mutate(expr.b))
+
+    def on_call(self, call, m):
+        """Functions that TVM has no lowering for in every type."""
+        if op_name(call) != "erf":
+            return m.default_mutate(call)
+        dtype = str(call.ty.dtype)
+        if dtype == "float64":
+            return tirx.call_pure_extern(dtype, "erf", m.mutate(call.args[0]))
+        return tirx.Cast(dtype, tirx.call_pure_extern("float32", "erff", tirx.Cast("float32", m.mutate(call.args[0]))))
 
     def on_for(self, loop, m):
         start = m.mutate(loop.min)
         if self.zero is not None:
             start = start + tirx.Cast(str(loop.loop_var.ty.dtype), self.zero)
-        return For(loop.loop_var, start, m.mutate(loop.extent), ForKind.SERIAL, m.mutate(loop.body), None, {},
-                   None if loop.step is None else m.mutate(loop.step))
+        return For(
+            loop.loop_var,
+            start,
+            m.mutate(loop.extent),
+            ForKind.SERIAL,
+            m.mutate(loop.body),
+            None,
+            {},
+            None if loop.step is None else m.mutate(loop.step),
+        )
 
     def on_realize(self, realize, m):
         block: SBlock = realize.block
@@ -66,7 +97,7 @@ class _Inline:
         for buffer in block.alloc_buffers:
             self.buffers[buffer] = tirx.decl_buffer(buffer.ty.shape, str(buffer.ty.dtype), buffer.name, scope="global")
             allocations.append(tirx.AllocBuffer(self.buffers[buffer]))
-        mapping = {axis.var: value for axis, value in zip(block.iter_vars, realize.iter_values)}
+        mapping = {axis.var: value for axis, value in zip(block.iter_vars, realize.iter_values, strict=False)}
         body = block.body
         if block.init is not None:
             body = tirx.SeqStmt([self._first(block), body])
@@ -86,8 +117,9 @@ class _Inline:
         return self.buffers.get(var, var)
 
     def on_store(self, store, m):
-        return tirx.BufferStore(self.buffers.get(store.buffer, store.buffer), m.mutate(store.value),
-                                [m.mutate(i) for i in store.indices])
+        return tirx.BufferStore(
+            self.buffers.get(store.buffer, store.buffer), m.mutate(store.value), [m.mutate(i) for i in store.indices]
+        )
 
     def on_load(self, expr, m):
         return tirx.BufferLoad(self.buffers.get(expr.source, expr.source), [m.mutate(i) for i in expr.indices])
@@ -143,7 +175,11 @@ class _Wide:
         return tirx.BufferLoad(expr.source, self._cast(expr.source, [m.mutate(i) for i in expr.indices]))
 
     def _cast(self, buffer, indices):
-        return [tirx.Cast("int64", i) if str(i.ty.dtype) != "int64" else i for i in indices] if buffer in self.large else indices
+        return (
+            [tirx.Cast("int64", i) if str(i.ty.dtype) != "int64" else i for i in indices]
+            if buffer in self.large
+            else indices
+        )
 
 
 def _may_be_large(buffer: Var) -> bool:
@@ -155,5 +191,5 @@ def _may_be_large(buffer: Var) -> bool:
     strides = [const_int(s) for s in buffer.ty.strides]
     if any(s is None for s in strides):
         return True
-    reach = sum((const_int(e) - 1) * s for e, s in zip(buffer.ty.shape, strides)) if strides else count
+    reach = sum((const_int(e) - 1) * s for e, s in zip(buffer.ty.shape, strides, strict=False)) if strides else count
     return max(count, reach) >= 2**31

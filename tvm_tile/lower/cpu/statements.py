@@ -94,7 +94,7 @@ def _branch(ev: Evaluator, stmt: tirx.IfThenElse) -> None:
             ev.assumed.extend(stable)
             emit_statement(ev, stmt.then_case)
             if stable:
-                del ev.assumed[-len(stable):]
+                del ev.assumed[-len(stable) :]
 
         def otherwise() -> None:
             if stmt.else_case is not None:
@@ -177,7 +177,7 @@ def emit_elementwise(ev: Evaluator, unit: VectorUnit, op: Elementwise) -> None:
     def fast() -> None:
         ev.assumed.extend(term for _, term in guards)
         _emit_nest(ev, unit, op)
-        del ev.assumed[-len(guards):]
+        del ev.assumed[-len(guards) :]
 
     ev.b.if_else(whole, fast, lambda: _emit_nest(ev, unit, op))
 
@@ -194,8 +194,12 @@ def _hoisted_guards(op: Elementwise) -> list[tuple[Expr, Expr]]:
             if whole is not None:
                 found.append((whole, term))
 
-    walk(op.body, (tirx.IfThenElse, lambda s: consider(s.condition)), (tirx.Select, lambda s: consider(s.condition)),
-         (Call, lambda c: consider(c.args[0]) if op_name(c) == "if_then_else" else None))
+    walk(
+        op.body,
+        (tirx.IfThenElse, lambda s: consider(s.condition)),
+        (tirx.Select, lambda s: consider(s.condition)),
+        (Call, lambda c: consider(c.args[0]) if op_name(c) == "if_then_else" else None),
+    )
     return found if len(found) <= MAX_HOISTED else []
 
 
@@ -289,7 +293,9 @@ def _emit_vectors(ev: Evaluator, op: Elementwise, axis: int, lanes: int) -> None
 def _lane_count(unit: VectorUnit, op: Elementwise, axis: int) -> int:
     """Elements a vector: the widest type computed with fills a register, a short axis is not exceeded by half."""
     types = {str(a.ty.dtype) for a in _accesses(op.body)[0]} | {str(s.buffer.ty.dtype) for s in _accesses(op.body)[1]}
-    computed = {compute_dtype(t) for t in types} if len(types) > 1 or _computes(op.body) else {storage_dtype(t) for t in types}
+    computed = (
+        {compute_dtype(t) for t in types} if len(types) > 1 or _computes(op.body) else {storage_dtype(t) for t in types}
+    )
     widest = max((tirx.const(0, t).ty.dtype.bits if t != "bool" else 8 for t in computed), default=32)
     lanes = max(1, unit.bits // max(widest, 8))
     size = const_int(op.axes[axis][1])
@@ -304,7 +310,11 @@ def _computes(body) -> bool:
     kinds = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Min, tirx.Max, tirx.Select, tirx.Cast)
 
     def look(store):
-        walk(store.value, *[(k, found.append) for k in kinds], (Call, lambda c: found.append(c) if not _is_guard(c) else None))
+        walk(
+            store.value,
+            *[(k, found.append) for k in kinds],
+            (Call, lambda c: found.append(c) if not _is_guard(c) else None),
+        )
 
     walk(body, (tirx.BufferStore, look), (tirx.Bind, found.append))
     return bool(found)

@@ -81,7 +81,11 @@ def row_major(shape: list) -> list:
     strides, step = [], 1
     for extent in reversed(shape):
         strides.append(step)
-        step = extent * step if const_int(extent) is None or const_int(step) is None else const_int(extent) * const_int(step)
+        step = (
+            extent * step
+            if const_int(extent) is None or const_int(step) is None
+            else const_int(extent) * const_int(step)
+        )
     return strides[::-1]
 
 
@@ -98,11 +102,13 @@ def global_storage(b: Builder, buffer: Var) -> Storage:
             break
     reach = None
     if count is not None and all(isinstance(s, int) for s in strides):
-        reach = sum((e - 1) * s for e, s in zip(shape, strides) if e > 0) + 1
+        reach = sum((e - 1) * s for e, s in zip(shape, strides, strict=False) if e > 0) + 1
     wide = reach is None or reach > _INT32_MAX
     size = tirx.const(max(reach, 1), "int64") if reach is not None else tirx.const(_INT32_MAX, "int64")
     dtype = storage_dtype(str(ty.dtype))
-    flat = b.view(buffer, dtype, size if reach is None or wide else int(max(reach, 1)), f"{buffer.name}_flat", scratch=False)
+    flat = b.view(
+        buffer, dtype, size if reach is None or wide else int(max(reach, 1)), f"{buffer.name}_flat", scratch=False
+    )
     return Storage(buffer, flat, strides, 0, wide)
 
 

@@ -14,8 +14,8 @@ from .fma import VectorUnit
 class CpuFeatures:
     """Vector unit and AMX units of an LLVM target.
 
-    ``amx_bf16`` and ``amx_int8`` say that the target has the instructions; kernels that use them ask the operating system
-    for permission when they start.
+    ``amx_bf16`` and ``amx_int8`` say that the target has the instructions; kernels that use them ask the operating
+    system for permission when they start.
     """
 
     vector: VectorUnit
