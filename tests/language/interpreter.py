@@ -19,6 +19,8 @@ _BINARY = {
     "Add": "({} + {})", "Sub": "({} - {})", "Mul": "({} * {})", "FloorDiv": "({} // {})", "FloorMod": "({} % {})",
     "EQ": "({} == {})", "NE": "({} != {})", "LT": "({} < {})", "LE": "({} <= {})", "GT": "({} > {})", "GE": "({} >= {})",
     "And": "({} and {})", "Or": "({} or {})", "Min": "_min({}, {})", "Max": "_max({}, {})",
+    "BitwiseAnd": "({} & {})", "BitwiseOr": "({} | {})", "BitwiseXor": "({} ^ {})", "LShift": "({} << {})",
+    "RShift": "({} >> {})",
 }  # fmt: skip
 _CALLS = {
     "exp": np.exp, "exp2": np.exp2, "log": np.log, "log2": np.log2, "sqrt": np.sqrt, "tanh": np.tanh, "fabs": np.abs, "abs": np.abs,

@@ -15,7 +15,10 @@ def conditions(func):
     """Number of bounds conditions in a function."""
     found = []
     walk(func.body, (tvm.tirx.IfThenElse, found.append))
-    walk(func.body, (tvm.ir.Call, lambda c: found.append(c) if getattr(c.op, "name", "") == "prim.if_then_else" else None))
+    walk(
+        func.body,
+        (tvm.ir.Call, lambda c: found.append(c) if getattr(c.op, "name", "") == "prim.if_then_else" else None),
+    )
     return len(found)
 
 
@@ -144,7 +147,10 @@ def test_more_than_two_to_the_31_elements_in_one_dimension():
         assert str(index.ty.dtype) == "int64"
         at = {kernel_axis: 2_929_687 for kernel_axis in ir.kernels_of(kernel)[0].axes}
         value = tvm.sym.Analyzer().simplify(
-            ir.visit.substitute(index, {k: tvm.tirx.const(v, "int32") for k, v in at.items()} | {op.axes[0].var: tvm.tirx.const(5, "int32")})
+            ir.visit.substitute(
+                index,
+                {k: tvm.tirx.const(v, "int32") for k, v in at.items()} | {op.axes[0].var: tvm.tirx.const(5, "int32")},
+            )
         )
         assert int(value.value) == 2_929_687 * 1024 + 5
 

@@ -166,7 +166,17 @@ def test_start_taken_from_memory_is_the_value_at_the_call():
     assert b.tolist() == [12, 13, 14, 15]
 
 
-@pytest.mark.parametrize("source, target", [("float32", "int32"), ("int8", "float16"), ("float32", "bfloat16"), ("float16", "float8_e4m3fn"), ("bool", "int32"), ("int32", "float32")])
+@pytest.mark.parametrize(
+    "source, target",
+    [
+        ("float32", "int32"),
+        ("int8", "float16"),
+        ("float32", "bfloat16"),
+        ("float16", "float8_e4m3fn"),
+        ("bool", "int32"),
+        ("int32", "float32"),
+    ],
+)
 def test_copy_converts(source, target):
     @T.prim_func
     def kernel(A: T.Tensor((33,), source), B: T.Tensor((33,), target)):

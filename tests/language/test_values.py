@@ -163,7 +163,9 @@ def test_run_time_conditions():
 
     a = out(12, "int32")
     run(kernel, a, 8)
-    expected = [1 if 2 <= i < 5 else 2 if i == 7 or i == 10 else 3 if i % 2 == 0 else (4 if i < 8 else 5) for i in range(12)]
+    expected = [
+        1 if 2 <= i < 5 else 2 if i == 7 or i == 10 else 3 if i % 2 == 0 else (4 if i < 8 else 5) for i in range(12)
+    ]
     assert a.tolist() == expected
 
 

@@ -340,4 +340,5 @@ def _is_atomic(call) -> bool:
 
 
 def _shape(buffer) -> str:
-    return "(" + ", ".join(str(e) for e in buffer.ty.shape) + ")"
+    inner = ", ".join(str(e) for e in buffer.ty.shape)
+    return f"({inner},)" if len(buffer.ty.shape) == 1 else f"({inner})"

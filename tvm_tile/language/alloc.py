@@ -113,7 +113,9 @@ def _static_shape(shape, what: str) -> tuple[int, ...]:
                 advice="use a tile size that is a Python integer; T.copy zero-fills the part of a tile beyond a ragged edge",
             )
         if extent == 0:
-            raise TileShapeError(f"{what}: shape {shape_text(shape)} has no elements")
+            raise TileShapeError(
+                f"{what}: shape {shape_text(shape)} has no elements", advice="each extent is at least 1"
+            )
     if not shape:
         raise TileShapeError(f"{what}: the shape is empty", advice="use T.alloc_var for a scalar")
     return shape

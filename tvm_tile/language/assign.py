@@ -258,7 +258,9 @@ def _check_indices(self, target, buffer, indices: list) -> None:
             continue
         if not is_expression(index) or not str(index.ty.dtype).startswith(("int", "uint")):
             what = f"{index} of dtype {index.ty.dtype}" if is_expression(index) else repr(index)
-            self.report_error(target, TileTypeError(f"the index {what} is not an integer"))
+            self.report_error(
+                target, TileTypeError(f"the index {what} is not an integer", advice='use // or T.cast(index, "int32")')
+            )
 
 
 def describe(value) -> str:

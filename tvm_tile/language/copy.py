@@ -33,10 +33,14 @@ def copy(src, dst) -> None:
     """
     context = tile_op("T.copy")
     source, target = as_region(src, "T.copy", "src"), as_region(dst, "T.copy", "dst")
-    source, target = _align(source, target)
     for region, argument in ((source, "src"), (target, "dst")):
         if region.scope == "variable":
-            raise TileTypeError(f"T.copy: {argument} is a T.alloc_var variable", advice="assign it: v = A[i]")
+            raise TileTypeError(
+                f"T.copy: {argument} ({region.buffer.name}) is a T.alloc_var variable",
+                advice="assign it: v = A[i], A[i] = v",
+            )
+    source, target = _align(source, target)
+    for region, argument in ((source, "src"), (target, "dst")):
         if region.scope != "global":
             check_static(region, "T.copy", argument)
     check_disjoint(source, target, "T.copy")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import difflib
 import inspect
+import linecache
 import operator
 import os
 import re
@@ -18,7 +19,7 @@ from tvm.script.parser.core.error import ParserError
 from tvm.script.parser.core.evaluator import ExprEvaluator, _eval_op
 from tvm.script.parser.core.parser import ScriptMacro
 
-from ..errors import InternalError, SourceLocation, TileError, TileSyntaxError, TileTypeError
+from ..errors import InternalError, SourceLocation, TileError, TileShapeError, TileSyntaxError, TileTypeError
 from .context import active
 from .values import as_expression
 
@@ -50,9 +51,13 @@ def location_of(parser, node) -> SourceLocation | None:
     if getattr(node, "lineno", None) is None or getattr(node, "col_offset", None) is None:
         return None
     line, column, end_line, end_column = source.location(node)
-    lines = source.full_source.splitlines() if source.source_name.startswith("<") else None
-    text = lines[line - 1] if lines and 0 < line <= len(lines) else None
-    return SourceLocation(source.source_name, line, column, end_column if end_line == line else None, text)
+    text = linecache.getline(source.source_name, line)
+    if not text:  # a source that is no file: the parser's own copy, which is dedented
+        lines, at = source.source.splitlines(), line - source.start_line
+        text = " " * source.start_column + lines[at] if 0 <= at < len(lines) else ""
+    if end_line != line:
+        end_column = len(text.rstrip()) + 1
+    return SourceLocation(source.source_name, line, column, end_column, text.rstrip("\r\n") or None)
 
 
 _COMPARE = {
@@ -205,6 +210,11 @@ def _translate(parser, err, where: SourceLocation | None) -> TileError | Interna
             where,
             "use T.max / T.min / T.if_then_else on expressions, and `if` only as a statement",
         )
+    if "non-unit step" in text:
+        advice = "take the whole range and pick elements in T.Parallel"
+        return TileShapeError("a slice with a step other than 1", where, advice)
+    if "multiple types of integer divisions" in text:
+        return TileTypeError("`/` of two integers", where, "use // for integers, or T.cast one side to a float dtype")
     if isinstance(err, TypeError) and re.search(
         r"unexpected keyword argument|missing .*required|positional argument|multiple values", text
     ):
@@ -234,8 +244,8 @@ def _undefined(parser, name: str, where):
             f"make it a variable before: {name} = T.alloc_var(dtype, init=...)",
         )
     known = [n for n in parser.var_table.get() if not n.startswith("__")] + dir(builtins)
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"name {name!r} is not defined", where, f"did you mean {near[0]!r}?" if near else None
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+    return f"name {name!r} is not defined", where, f"did you mean {near[0]!r}?" if near else "define it before"
 
 
 def _callable_text(text: str) -> str:

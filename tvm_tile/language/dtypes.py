@@ -124,7 +124,10 @@ def _number(value, dtype: str, what: str):
         return tirx.const(bool(value), "bool")
     if is_integer(dtype):
         if isinstance(value, float) and not value.is_integer():
-            raise TileTypeError(f"{what}: {value} is not an integer, but the element dtype is {dtype}")
+            raise TileTypeError(
+                f"{what}: {value} is not an integer, but the element dtype is {dtype}",
+                advice="use an integer, or a float dtype",
+            )
         bits = tvm.runtime.DataType(dtype).bits
         low, high = (0, 2**bits - 1) if dtype.startswith("u") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
         if math.isinf(value) or not low <= int(value) <= high:

@@ -141,7 +141,13 @@ class TileMacro(TIRInline):
     def __call__(self, *args, **kwargs):
         """Parse the body into the kernel at hand; the value of its ``return``, or None."""
         context = current(f"the macro {self.func.__name__}")
-        bound = inspect.signature(self.func).bind(*args, **kwargs)
+        signature = inspect.signature(self.func)
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as err:
+            raise TileSyntaxError(
+                f"the macro {self.func.__name__}: {err}", advice=f"it is {self.func.__name__}{signature}"
+            ) from None
         bound.apply_defaults()
         values = {name: macro_argument(value, name) for name, value in bound.arguments.items()}
         parser, table, frame = context.parser, context.parser.var_table, context.function_frame

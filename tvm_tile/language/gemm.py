@@ -144,7 +144,10 @@ def _masked(context, a, b, c, extents, attrs, mask, mask_value, clear) -> None:
             advice="a tile mask has C's shape; a single bool expression masks the whole product",
         )
     if mask.dtype not in ("bool", "int8", "uint8"):
-        raise TileTypeError(f"T.gemm: the mask has dtype {mask.dtype}; it must be bool or int8")
+        raise TileTypeError(
+            f"T.gemm: the mask has dtype {mask.dtype}; it must be bool or int8",
+            advice="allocate the mask as bool and set mask[i, j] = condition",
+        )
     if mask.scope == "global":
         raise TileTypeError(
             f"T.gemm: the mask ({mask.buffer.name}) is a global tensor",
@@ -213,7 +216,8 @@ def _check_shapes(a: Region, b: Region, c: Region, trans_a: bool, trans_b: bool)
         extents = check_static(region, "T.gemm", name)
         if len(extents) < 2 or any(e != 1 for e in extents[:-2]):
             raise TileShapeError(
-                f"T.gemm: {name} ({region}) has shape {shape_text(extents)}; it must be two-dimensional"
+                f"T.gemm: {name} ({region}) has shape {shape_text(extents)}; it must be two-dimensional",
+                advice="T.reshape the tile, or slice it so that only the last two extents are not 1",
             )
         shapes[name] = tuple(extents[-2:])
     (m, k) = shapes["A"][::-1] if trans_a else shapes["A"]
@@ -247,6 +251,11 @@ def _check_dtypes(a: Region, b: Region, c: Region, precision: str) -> None:
             advice=(f"accumulate {a.dtype} x {b.dtype} in {' or '.join(allowed)}" if allowed else f"possible: {lines}"),
         )
     if precision not in ("ieee", "tf32"):
-        raise TileTypeError(f"T.gemm: precision must be 'ieee' or 'tf32', but it is {precision!r}")
+        raise TileTypeError(
+            f"T.gemm: precision must be 'ieee' or 'tf32', but it is {precision!r}",
+            advice="'tf32' allows tensor cores for float32 operands",
+        )
     if precision == "tf32" and a.dtype != "float32":
-        raise TileTypeError(f"T.gemm: precision='tf32' is for float32 operands, but A is {a.dtype}")
+        raise TileTypeError(
+            f"T.gemm: precision='tf32' is for float32 operands, but A is {a.dtype}", advice="drop precision="
+        )

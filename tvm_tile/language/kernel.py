@@ -116,7 +116,10 @@ def use_swizzle(panel_size: int, order: str = "row", enable: bool = True) -> Non
     context = inside_kernel("T.use_swizzle")
     size = const_int(panel_size)
     if size is None or size < 1:
-        raise TileShapeError(f"T.use_swizzle: panel_size must be a positive integer, but it is {panel_size!r}")
+        raise TileShapeError(
+            f"T.use_swizzle: panel_size must be a positive integer, but it is {panel_size!r}",
+            advice="8 to 16 rows of CTAs suit most grids; enable=False turns it off",
+        )
     if order not in ("row", "column"):
         raise TileSyntaxError(f"T.use_swizzle: order must be 'row' or 'column', but it is {order!r}")
     if enable:
@@ -151,7 +154,8 @@ def annotate_layout(layouts: dict) -> None:
         if tuple(layout.shape) != tuple(int(e) for e in buffer.ty.shape):
             raise TileShapeError(
                 f"T.annotate_layout: the layout is for shape {tuple(layout.shape)}, "
-                f"but {buffer.name} is {tuple(int(e) for e in buffer.ty.shape)}"
+                f"but {buffer.name} is {tuple(int(e) for e in buffer.ty.shape)}",
+                advice="make the layout for the buffer's own shape",
             )
         context.kernel.layouts[buffer.name] = layout.to_json()
 
@@ -230,8 +234,8 @@ def ws(group: int):
         raise TileSyntaxError("T.ws inside another T.ws")
     if context.kernel.threads < 128 * (index + 1):
         raise TileShapeError(
-            f"T.ws({index}): the kernel has {context.kernel.threads} threads, that is "
-            f"{context.kernel.threads // 128} warpgroups of 128",
+            f"T.ws({index}): the kernel has {context.kernel.threads} threads, so its warpgroups of 128 "
+            f"are 0 to {context.kernel.threads // 128 - 1}",
             advice=f"launch T.Kernel(..., threads={128 * (index + 1)})",
         )
 

@@ -274,7 +274,10 @@ def Pipelined(start, stop=None, num_stages=None, order=None, stage=None):  # noq
     start, stop = _bound(start, "T.Pipelined", "start"), _bound(stop, "T.Pipelined", "stop")
     stages = 0 if num_stages is None else const_int(num_stages)
     if stages is None:
-        raise TileTypeError(f"T.Pipelined: num_stages must be a Python integer, but it is {num_stages!r}")
+        raise TileTypeError(
+            f"T.Pipelined: num_stages must be a Python integer, but it is {num_stages!r}",
+            advice="make it a parameter of the Python factory around the kernel",
+        )
     if stages < 0:
         raise TileShapeError(
             f"T.Pipelined: num_stages={stages} is negative", advice="use 0 for no overlap, 2 to 4 to hide copies"
@@ -290,10 +293,16 @@ def Pipelined(start, stop=None, num_stages=None, order=None, stage=None):  # noq
             continue
         values = [const_int(v) for v in given] if isinstance(given, list | tuple) else [None]
         if any(v is None or v < 0 for v in values):
-            raise TileTypeError(f"T.Pipelined: {name} must be a list of non-negative integers, but it is {given!r}")
+            raise TileTypeError(
+                f"T.Pipelined: {name} must be a list of non-negative integers, but it is {given!r}",
+                advice="one entry for each statement of the loop's body",
+            )
         annotations[f"tile.{name}"] = values
     if order is not None and sorted(annotations["tile.order"]) != list(builtins.range(len(order))):
-        raise TileShapeError(f"T.Pipelined: order={list(order)} is not a permutation of 0..{len(order) - 1}")
+        raise TileShapeError(
+            f"T.Pipelined: order={list(order)} is not a permutation of 0..{len(order) - 1}",
+            advice="order gives each statement its position, from 0",
+        )
     if stage is not None:
         annotations["tile.num_stages"] = max(annotations["tile.stage"], default=0) + 1
     return _Pipelined(context, start, stop, annotations)

@@ -63,7 +63,10 @@ def _reduce(kind: str, src, dst, dim: int, clear: bool, what: str) -> None:
     if axis is None:
         raise TileTypeError(f"{what}: dim must be a Python integer, but it is {dim!r}")
     if not -len(shape) <= axis < len(shape):
-        raise TileShapeError(f"{what}: dim={axis} is out of range for {source} of shape {shape_text(shape)}")
+        raise TileShapeError(
+            f"{what}: dim={axis} is out of range for {source} of shape {shape_text(shape)}",
+            advice=f"dim is between {-len(shape)} and {len(shape) - 1}",
+        )
     axis %= len(shape)
     rest = shape[:axis] + shape[axis + 1 :]
     kept = shape[:axis] + [1] + shape[axis + 1 :]
@@ -78,7 +81,10 @@ def _reduce(kind: str, src, dst, dim: int, clear: bool, what: str) -> None:
             f"{what}: cannot reduce bool values", advice="use T.any_of or T.all_of, or copy them to int32 first"
         )
     if source.dtype != target.dtype and (is_float(source.dtype) and is_integer(target.dtype)):
-        raise TileTypeError(f"{what}: src is {source.dtype}, dst is {target.dtype}")
+        raise TileTypeError(
+            f"{what}: src is {source.dtype}, dst is {target.dtype}",
+            advice=f"reduce into {source.dtype} and convert with T.copy",
+        )
     check_disjoint(source, target, what)
     identity, combine, transform = _KINDS[kind]
     order = [d for d in range(len(shape)) if d != axis] + [axis]  # the reduced axis innermost
@@ -147,7 +153,10 @@ def _vote(kind: str, src, what: str):
     source = as_region(src, what, "src")
     shape = check_static(source, what, "src")
     if source.dtype != "bool" and not is_integer(source.dtype):
-        raise TileTypeError(f"{what}: {source} has dtype {source.dtype}; it must be bool or an integer")
+        raise TileTypeError(
+            f"{what}: {source} has dtype {source.dtype}; it must be bool or an integer",
+            advice="compare element-wise first: flags[i] = x[i] > 0 in T.Parallel",
+        )
     result = B.sblock_alloc_buffer((1,), "bool", scope="local.var")
     from .alloc import name_value
 
@@ -208,16 +217,24 @@ def cumsum(src, dst=None, dim: int = 0, reverse: bool = False) -> None:
         on_chip(region, what, argument)
     shape = check_static(source, what, "src")
     if check_static(target, what, "dst") != shape:
-        raise TileShapeError(f"{what}: src is {shape_text(shape)}, but dst is {shape_text(target.extents)}")
+        raise TileShapeError(
+            f"{what}: src is {shape_text(shape)}, but dst is {shape_text(target.extents)}", advice="dst has src's shape"
+        )
     if source.dtype != target.dtype:
-        raise TileTypeError(f"{what}: src is {source.dtype}, but dst is {target.dtype}")
+        raise TileTypeError(
+            f"{what}: src is {source.dtype}, but dst is {target.dtype}",
+            advice="scan in one dtype and convert with T.copy",
+        )
     if str(source) != str(target):
         check_disjoint(source, target, what)
     if source.dtype == "bool":
         raise TileTypeError(f"{what}: cannot sum bool values", advice="copy them to int32 first")
     axis = const_int(dim)
     if axis is None or not -len(shape) <= axis < len(shape):
-        raise TileShapeError(f"{what}: dim={dim} is out of range for {source} of shape {shape_text(shape)}")
+        raise TileShapeError(
+            f"{what}: dim={dim} is out of range for {source} of shape {shape_text(shape)}",
+            advice=f"dim is between {-len(shape)} and {len(shape) - 1}",
+        )
     axis %= len(shape)
     attrs = {"tile.dim": axis, "tile.reverse": int(bool(reverse))}
     size = shape[axis]

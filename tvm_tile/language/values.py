@@ -31,7 +31,7 @@ def is_expression(value) -> bool:
 
 def as_expression(value):
     """The expression behind a deferred comparison; everything else unchanged."""
-    if not tvm.ir.is_prim_expr(value) and hasattr(value, "expr_ty"):
+    if not is_buffer_var(value) and not tvm.ir.is_prim_expr(value) and hasattr(value, "expr_ty"):
         return tirx.convert(value)
     return value
 
