@@ -27,16 +27,18 @@ from .warp_policy import warp_policy
 __all__ = ["decide", "default_rules"]
 
 
-def default_rules(hw=None, instruction_families: Sequence[str] = (MMA,)) -> list[Rule]:
+def default_rules(hw=None, instruction_families: Sequence[str] | None = None) -> list[Rule]:
     """The rules for a GPU, in the order in which they build on each other; extend or replace them as any list.
 
     Parameters
     ----------
     hw : GPU, optional
         The machine.
-    instruction_families : sequence of str
-        Tensor-core families to consider, best first.
+    instruction_families : sequence of str, optional
+        Tensor-core families to consider, best first; all that the machine has by default.
     """
+    if instruction_families is None:
+        instruction_families = (WGMMA, MMA) if hw is not None and hw.supports("wgmma") else (MMA,)
     return [
         gemm_instruction(tuple(instruction_families)),
         warp_policy,

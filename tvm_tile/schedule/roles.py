@@ -21,6 +21,7 @@ REGISTERS = {1: None, 2: (24, 240), 3: (32, 160)}
 
 
 def _apply(sch: TileSchedule, hw):
+    sch.refresh()  # the loops' plans were annotated after the analysis
     return [_decide(sch, kernel, hw) for kernel in sch.kernels] or NotApplicable("no kernels")
 
 

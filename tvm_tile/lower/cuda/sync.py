@@ -133,8 +133,8 @@ class _Inserter:
             elif isinstance(node, BarrierNode):
                 out.append(node)
                 state = _State()
-            elif isinstance(node, CommitNode | WaitNode):
-                out.append(node)
+            elif isinstance(node, CommitNode | WaitNode) or hasattr(node, "ring"):
+                out.append(node)  # orders asynchronous work; says nothing about the threads among each other
             elif isinstance(node, CondNode):
                 state = self._expression(out, node.condition, state)
                 then, after_then = self.run(node.then, state.copy())
