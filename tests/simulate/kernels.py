@@ -196,13 +196,16 @@ def mma_gemm(m=64, n=64, k=128, stages=3, wait_slack=0, reuse_sync=True):
             for ki in T.unroll(4):
                 T.ptx[LDM](
                     af[0], af[1], af[2], af[3],
-                    tile + T.cast((warp * 16 + lane % 16) * 128 + ((ki * 2 + T.truncdiv(lane, 16)) ^ (lane % 8)) * 16, "uint32"),
+                    tile
+                    + T.cast((warp * 16 + lane % 16) * 128, "uint32")
+                    + T.cast(((ki * 2 + T.truncdiv(lane, 16)) ^ (lane % 8)) * 16, "uint32"),
                 )  # fmt: skip
                 for j in T.unroll(4):
                     T.ptx[LDM](
                         bf[0], bf[1], bf[2], bf[3],
                         tile + T.uint32(8192)
-                        + T.cast((j * 16 + lane % 8 + T.truncdiv(lane, 16) * 8) * 128 + ((ki * 2 + T.truncdiv(lane, 8) % 2) ^ (lane % 8)) * 16, "uint32"),
+                        + T.cast((j * 16 + lane % 8 + T.truncdiv(lane, 16) * 8) * 128, "uint32")
+                        + T.cast(((ki * 2 + T.truncdiv(lane, 8) % 2) ^ (lane % 8)) * 16, "uint32"),
                     )  # fmt: skip
                     for h in T.unroll(2):
                         T.ptx[MMA](
@@ -220,10 +223,11 @@ def mma_gemm(m=64, n=64, k=128, stages=3, wait_slack=0, reuse_sync=True):
 
 def wgmma_gemm(
     k=256, n=128, stages=2, phase=0, tx_delta=0, proxy_fence=True, wgmma_fence=True, wgmma_wait=True, release=True,
-    empty_wait=True, full_wait=True, wrong_swizzle=False, store_wait=True, init_count=1, misaligned=0, zero_init=True, late_release=True,
+    empty_wait=True, full_wait=True, wrong_swizzle=False, store_wait=True, init_count=1, misaligned=0,
+    zero_init=True, late_release=True,
     dst_offset=0, extra_arrive=False,
 ):  # fmt: skip
-    """C[64, n] = A[64, k] B[n, k]^T: a TMA producer thread, one consumer warpgroup, a ring of ``stages``, a TMA store."""
+    """C[64, n] = A[64, k] B[n, k]^T: a TMA producer, one consumer warpgroup, a ring, a TMA store."""
     a_bytes, b_bytes = 64 * 128, n * 128
     stage = a_bytes + b_bytes
     off_c = stages * stage
@@ -343,7 +347,8 @@ def wgmma_gemm(
                         )
                     T.ptx["stmatrix.sync.aligned.m8n8.x4.shared.b16"](
                         base + T.uint32(off_c + q * 8192)
-                        + T.cast((warp * 16 + lane % 16) * 128 + ((jj * 2 + T.truncdiv(lane, 16)) ^ (lane % 8)) * 16, "uint32"),
+                        + T.cast((warp * 16 + lane % 16) * 128, "uint32")
+                        + T.cast(((jj * 2 + T.truncdiv(lane, 16)) ^ (lane % 8)) * 16, "uint32"),
                         packed[0], packed[1], packed[2], packed[3],
                     )  # fmt: skip
             if proxy_fence:

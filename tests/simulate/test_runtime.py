@@ -1,4 +1,4 @@
-"""What surrounds the instructions: element types of TVM's own code, printing, traps, TMA shapes, clusters, arguments."""
+"""What surrounds the instructions: element types, printing, traps, TMA shapes, clusters, arguments."""
 
 from __future__ import annotations
 
@@ -154,7 +154,8 @@ def box_copy(shape, box, at, back):
 @pytest.mark.parametrize(
     "shape,box,at,back",
     [((40,), (8,), (-3,), (20,)), ((9, 12), (4, 8), (7, 8), (-1, 8)), ((3, 5, 8), (2, 3, 4), (2, -1, 4), (0, 4, 0)),
-     ((2, 3, 4, 8), (1, 2, 2, 8), (1, 2, 3, 0), (0, 0, 0, 0)), ((2, 2, 3, 3, 4), (2, 1, 2, 2, 4), (0, 1, 2, -1, 0), (0, 0, 0, 0, 0))],
+     ((2, 3, 4, 8), (1, 2, 2, 8), (1, 2, 3, 0), (0, 0, 0, 0)),
+     ((2, 2, 3, 3, 4), (2, 1, 2, 2, 4), (0, 1, 2, -1, 0), (0, 0, 0, 0, 0))],
 )  # fmt: skip
 def test_tma_boxes_at_the_edges(shape, box, at, back):
     a, b = torch.randn(shape, generator=GEN), torch.full(shape, 7.0)

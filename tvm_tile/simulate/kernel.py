@@ -324,8 +324,8 @@ def simulate_module(
     checks : bool
         False: run without race, bounds of registers and initialisation checks (out-of-bounds is always reported).
     strict_warp : bool
-        True: only ``__syncwarp`` orders memory between the lanes of a warp; False: every convergent warp instruction does
-        (shuffles, votes, ldmatrix, mma, wgmma waits), as on the hardware.
+        True: only ``__syncwarp`` orders memory between the lanes of a warp; False: every convergent warp instruction
+        does (shuffles, votes, ldmatrix, mma, wgmma waits), as on the hardware.
     pipeline : str, callable or None
         How TIR becomes host and device modules, see :func:`tvm_tile.simulate.pipeline.lower`.
     timeout : float

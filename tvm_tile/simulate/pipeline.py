@@ -109,7 +109,7 @@ def lower(mod: tvm.IRModule, target: tvm.target.Target, pipeline: str | Pipeline
     target : tvm.target.Target
         A cuda target with its host.
     pipeline : str, callable or None
-        Name of a registered TIR pipeline, or a function from module to (host module, device module); None: the lean one.
+        Name of a registered TIR pipeline, or a function from module to (host, device); None: the lean one.
     """
     mod = tirx.transform.BindTarget(target)(mod)
     run = lean_pipeline if pipeline is None else _named_pipeline(pipeline) if isinstance(pipeline, str) else pipeline

@@ -7,6 +7,7 @@ import re
 from .ptx import ATOMIC_OP, ATOMIC_TYPE, BITS, C_TYPE, instruction
 
 # -------------------------------------------------------------------------------- memory
+_WORD = {2: "TY_B16", 4: "TY_U32", 8: "TY_U64"}  # a synchronising access moves bits only
 _CACHE = re.compile(r"^(weak|nc|ca|cg|cs|cv|lu|wb|wt|L1::\w+|L2::\w+|evict_\w+|level::\w+)$")
 
 
@@ -44,11 +45,11 @@ def _ld(i):
     if len(regs) != vec:
         raise i.refuse("register count")
     if sync and space != "shared":
-        if vec != 1 or kind not in ATOMIC_TYPE:
+        if vec != 1 or size not in _WORD:
             raise i.refuse()
         return i.store(
             regs[0],
-            f"({ctype})tsim::ld_sync({i.pointer(i.operands[1])}, {size}, tsim::{'TY_U32' if size == 4 else 'TY_U64' if size == 8 else 'TY_B16'})",
+            f"({ctype})tsim::ld_sync({i.pointer(i.operands[1])}, {size}, tsim::{_WORD[size]})",
         )
     fn, addr = (
         ("load_shared", i.shared(i.operands[1])) if space == "shared" else ("load_global", i.pointer(i.operands[1]))
@@ -76,10 +77,12 @@ def _st(i):
         raise i.refuse("register count")
     values = ", ".join(i.value(r, ctype) for r in regs)
     if sync and space != "shared":
-        if vec != 1:
+        if vec != 1 or size not in _WORD:
             raise i.refuse()
-        t = "TY_U32" if size == 4 else "TY_U64" if size == 8 else "TY_B16"
-        return f"{ctype} _v = {values}; tsim::atomic_generic({i.pointer(i.operands[0])}, {size}, tsim::AT_EXCH, tsim::{t}, &_v, nullptr, nullptr);"
+        return (
+            f"{ctype} _v = {values}; tsim::atomic_generic({i.pointer(i.operands[0])}, {size}, tsim::AT_EXCH, "
+            f"tsim::{_WORD[size]}, &_v, nullptr, nullptr);"
+        )
     fn, addr = (
         ("store_shared", i.shared(i.operands[0])) if space == "shared" else ("store_global", i.pointer(i.operands[0]))
     )
@@ -110,7 +113,8 @@ def _atom(i):
             second = f"&_c{j}"
         at = f"{addr} + {j * size}" if space == "shared" else f"(void*)((char*){addr} + {j * size})"
         code.append(
-            f"{decl} tsim::{fn}({at}, {size}, tsim::{ATOMIC_OP[op]}, tsim::{ATOMIC_TYPE[kind]}, &_b{j}, {second}, &_o{j});"
+            f"{decl} tsim::{fn}({at}, {size}, tsim::{ATOMIC_OP[op]}, tsim::{ATOMIC_TYPE[kind]}, "
+            f"&_b{j}, {second}, &_o{j});"
         )
     if dst is not None:
         code += [i.store(d, f"_o{j}") for j, d in enumerate(i.group(dst)) if str(d).strip() != "_"]

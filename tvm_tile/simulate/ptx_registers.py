@@ -61,7 +61,10 @@ def _mov(i):
             raise i.refuse()
         if isinstance(dst, list):
             out = " ".join(i.store(r, f"_v[{j}]") for j, r in enumerate(parts) if str(r).strip() != "_")
-            return f"{whole} _w = {i.value(src, whole)}; {part} _v[{len(parts)}]; __builtin_memcpy(_v, &_w, sizeof _w); {out}"
+            return (
+                f"{whole} _w = {i.value(src, whole)}; {part} _v[{len(parts)}]; "
+                f"__builtin_memcpy(_v, &_w, sizeof _w); {out}"
+            )
         vals = ", ".join(i.value(r, part) for r in parts)
         return f"const {part} _v[] = {{{vals}}}; {whole} _w; __builtin_memcpy(&_w, _v, sizeof _w); {i.store(dst, '_w')}"
     if kind == "pred":
@@ -77,7 +80,7 @@ def _pairwise(i, fn, n):
         out = (
             f"tsim::p_relu({out})"
             if ctype not in ("half2", "nv_bfloat162")
-            else f"tsim::p_max({out}, {ctype}({ctype[:-1] if ctype == 'half2' else 'nv_bfloat16'}(0), {'half' if ctype == 'half2' else 'nv_bfloat16'}(0)))"
+            else f"tsim::p_max({out}, {ctype}({ctype[:-1]}(0), {ctype[:-1]}(0)))"
         )
     if i.has("sat") and ctype == "float":
         out = f"__saturatef({out})"
@@ -131,10 +134,10 @@ def _int_mul(i):
 
 @instruction(r"(div|rem)\.(u16|s16|u32|s32|u64|s64)$")
 def _int_div(i):
-    ctype = C_TYPE[i.dtype()]
+    ctype, op = C_TYPE[i.dtype()], "/" if i.parts[0] == "div" else "%"
     return i.store(
         i.operands[0],
-        f"({ctype})({i.value(i.operands[1], ctype)} {'/' if i.parts[0] == 'div' else '%'} {i.value(i.operands[2], ctype)})",
+        f"({ctype})({i.value(i.operands[1], ctype)} {op} {i.value(i.operands[2], ctype)})",
     )
 
 

@@ -140,7 +140,8 @@ def _vote(i):
 @instruction(r"match\.(any|all)\.sync\.b(32|64)$")
 def _match(i):
     dst, _, p = i.operands[0].partition("|")
-    code = f"uint32_t _p; {i.store(dst, f'''tsim::match({i.value(i.operands[2], 'uint32_t')}, {i.value(i.operands[1], 'uint64_t')}, {int(i.has('all'))}, &_p)''')}"
+    mask, value = i.value(i.operands[2], "uint32_t"), i.value(i.operands[1], "uint64_t")
+    code = "uint32_t _p; " + i.store(dst, f"tsim::match({mask}, {value}, {int(i.has('all'))}, &_p)")
     return code + (f" tsim::set_pred({i.raw(p)}, _p);" if p else "")
 
 
@@ -149,7 +150,8 @@ def _redux(i):
     o = i.operands
     return i.store(
         o[0],
-        f"tsim::redux({i.value(o[2], 'uint32_t')}, tsim::{ATOMIC_OP[i.parts[2]]}, {int(i.has('s32'))}, {i.value(o[1], 'uint32_t')})",
+        f"tsim::redux({i.value(o[2], 'uint32_t')}, tsim::{ATOMIC_OP[i.parts[2]]}, {int(i.has('s32'))}, "
+        f"{i.value(o[1], 'uint32_t')})",
     )
 
 

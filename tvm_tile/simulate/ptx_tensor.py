@@ -56,7 +56,8 @@ def _wgmma(i):
     return (
         f"{regs}void* const _d[] = {{{ptrs}}}; const tsim::WgmmaArgs _w = {{{n}, {k}, tsim::{ELEMENT[a]}, "
         f"tsim::{ELEMENT[b]}, tsim::{ELEMENT[d]}, {int(rs)}, {adesc}, {i.value(i.operands[2], 'uint64_t')}, "
-        f"(uint32_t)(({scale}) != 0), (int)({neg[0]}), (int)({neg[1]}), (int)({trans[0]}), (int)({trans[1]}), {int(sat)}}}; "
+        f"(uint32_t)(({scale}) != 0), (int)({neg[0]}), (int)({neg[1]}), (int)({trans[0]}), (int)({trans[1]}), "
+        f"{int(sat)}}}; "
         f"tsim::wgmma(_w, _d, {'_ar' if rs else 'nullptr'});"
     )
 
@@ -196,7 +197,8 @@ def _tma_store(i):
     if "im2col" in i.opcode:
         raise i.refuse()
     desc, c = _tensor_operand(i, i.operands[0])
-    return f"const int32_t _c[] = {{{', '.join(c)}}}; tsim::tma_store({desc}, {len(c)}, _c, {i.shared(i.operands[1])}, {reduce});"
+    source = i.shared(i.operands[1])
+    return f"const int32_t _c[] = {{{', '.join(c)}}}; tsim::tma_store({desc}, {len(c)}, _c, {source}, {reduce});"
 
 
 @instruction(r"cp\.async\.bulk\.shared::(cluster|cta)\.global\.mbarrier::complete_tx::bytes")

@@ -87,9 +87,12 @@ class SimulationReport:
             f"SimulationReport: {self.blocks} blocks, {self.threads} threads, {self.seconds:.3f} s",
             f"  shared: {self.shared_loads} warp loads, {self.shared_stores} warp stores, "
             f"{self.shared_wavefronts} wavefronts, {self.bank_conflicts} bank conflicts",
-            f"  global: {self.global_loads} warp loads, {self.global_stores} warp stores, {self.global_sectors} sectors "
-            f"(at least {self.global_sectors_ideal}), {self.global_read_bytes} B read, {self.global_write_bytes} B written",
-            f"  TMA and bulk: {self.tma_read_bytes} B read, {self.tma_write_bytes} B written; barriers: {self.barriers}",
+            f"  global: {self.global_loads} warp loads, {self.global_stores} warp stores, "
+            f"{self.global_sectors} sectors "
+            f"(at least {self.global_sectors_ideal}), {self.global_read_bytes} B read, "
+            f"{self.global_write_bytes} B written",
+            f"  TMA and bulk: {self.tma_read_bytes} B read, {self.tma_write_bytes} B written; "
+            f"barriers: {self.barriers}",
         ]
         lines += [f"  {count:>10}  {kind}" for kind, count in sorted(self.instructions.items())]
         return "\n".join(lines)

@@ -12,7 +12,8 @@ from . import ptx, ptx_memory, ptx_registers, ptx_sync, ptx_tensor  # noqa: F401
 from .errors import UnsupportedInstructionError
 
 _INCLUDES = {
-    "cstdint", "type_traits", "cuda.h", "cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h", "math_constants.h", "cuda/std/cstdint",
+    "cstdint", "type_traits", "cuda.h", "cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h", "math_constants.h",
+    "cuda/std/cstdint",
     "cuda/std/type_traits", "sm_61_intrinsics.h",
 }  # fmt: skip
 
@@ -203,8 +204,10 @@ def _all_asm(source: str) -> str:
 
 
 _SCALAR = re.compile(
-    r"^(\s*)(?:alignas\((\d+)\)\s+)?((?:unsigned |signed |long )*(?:int|uint|char|uchar|short|ushort|long|float|double|half|nv_bfloat16|"
-    r"__nv_fp8_e4m3|__nv_fp8_e5m2|int8_t|uint8_t|int16_t|uint16_t|int32_t|uint32_t|int64_t|uint64_t|bool|half2|nv_bfloat162|"
+    r"^(\s*)(?:alignas\((\d+)\)\s+)?((?:unsigned |signed |long )*(?:int|uint|char|uchar|short|ushort|long|"
+    r"float|double|half|nv_bfloat16|"
+    r"__nv_fp8_e4m3|__nv_fp8_e5m2|int8_t|uint8_t|int16_t|uint16_t|int32_t|uint32_t|int64_t|uint64_t|bool|half2|"
+    r"nv_bfloat162|"
     r"[a-z]+[234]))\s+(\w+)\[([^\]=]+)\];\s*$"
 )
 _SHARED = re.compile(
@@ -299,8 +302,10 @@ def translate(source: str, launch_tags: dict[str, list[str]], path: str) -> tupl
     tail = [
         "\nstruct TsimStatic { uint32_t size, align; };",
         f"static const TsimStatic tsim_static[] = {{{table}{{0, 1}}}};",
-        "__attribute__((no_sanitize_thread)) static uint32_t _tsim_offset(int n) { uint32_t o = 0; for (int i = 0; i <= n; i++) { "
-        "uint32_t a = tsim_static[i].align; o = (o + a - 1) / a * a; if (i < n) o += tsim_static[i].size; } return o; }",
+        "__attribute__((no_sanitize_thread)) static uint32_t _tsim_offset(int n) { uint32_t o = 0; "
+        "for (int i = 0; i <= n; i++) { "
+        "uint32_t a = tsim_static[i].align; o = (o + a - 1) / a * a; if (i < n) o += tsim_static[i].size; } "
+        "return o; }",
         '#define TSIM_EXPORT __attribute__((visibility("default"), no_sanitize_thread))',
         "extern const char __ehdr_start;  // the linker's name for the start of this library",
     ]
@@ -316,15 +321,19 @@ def translate(source: str, launch_tags: dict[str, list[str]], path: str) -> tupl
                 loads.append(f"_p[{i}] = _a[{i}].u.p;")
             else:
                 loads.append(
-                    f"{t} v{i} = _a[{i}].type_index == 3 ? ({t})(float)_a[{i}].u.f : ({t})_a[{i}].u.i; _p[{i}] = (void*)&v{i};"
+                    f"{t} v{i} = _a[{i}].type_index == 3 ? ({t})(float)_a[{i}].u.f : ({t})_a[{i}].u.i; "
+                    f"_p[{i}] = (void*)&v{i};"
                 )
         n = len(k.params)
         tail += [
             f"__attribute__((noinline, no_sanitize_thread)) static void tsim_entry_{k.name}(void** _p) {{ (void)_p; "
-            f'tsim::set_entry_frame(__builtin_frame_address(0)); {k.name}({args}); __asm__ volatile("" ::: "memory"); }}',
+            f"tsim::set_entry_frame(__builtin_frame_address(0)); {k.name}({args}); "
+            '__asm__ volatile("" ::: "memory"); }',
             f"static const char* const tsim_tags_{k.name}[] = {{{quoted or '0'}}};",
-            f'extern "C" TSIM_EXPORT int __tvm_ffi_{k.name}(void*, const tsim::FFIAny* _a, int32_t _n, tsim::FFIAny* _r) {{',
-            f'  static tsim::KernelInfo info = {{"{k.name}", tsim_entry_{k.name}, {n}, tsim_tags_{k.name}, {len(tags)}, _tsim_offset({len(static)}), &__ehdr_start, 0}};',
+            f'extern "C" TSIM_EXPORT int __tvm_ffi_{k.name}(void*, const tsim::FFIAny* _a, int32_t _n, '
+            "tsim::FFIAny* _r) {",
+            f'  static tsim::KernelInfo info = {{"{k.name}", tsim_entry_{k.name}, {n}, '
+            f"tsim_tags_{k.name}, {len(tags)}, _tsim_offset({len(static)}), &__ehdr_start, 0}};",
             f"  _r->type_index = 0; _r->pad = 0; _r->u.i = 0; if (_n != {n + len(tags)}) return -1; void* _p[{n + 1}];",
             "  " + " ".join(loads),
             f"  return tsim::launch(info, _p, _a + {n});",
@@ -335,7 +344,8 @@ def translate(source: str, launch_tags: dict[str, list[str]], path: str) -> tupl
         '\nextern "C" int tsim_ffi_encode(void*, const tsim::FFIAny*, int32_t, tsim::FFIAny*);\n'
         'extern "C" TSIM_EXPORT int tsim_encode_here(void* s, const tsim::FFIAny* a, int32_t n, tsim::FFIAny* r) '
         '__asm__("__tvm_ffi_runtime.cuTensorMapEncodeTiled");\n'
-        "int tsim_encode_here(void* s, const tsim::FFIAny* a, int32_t n, tsim::FFIAny* r) { return tsim_ffi_encode(s, a, n, r); }\n"
+        "int tsim_encode_here(void* s, const tsim::FFIAny* a, int32_t n, tsim::FFIAny* r) { "
+        "return tsim_ffi_encode(s, a, n, r); }\n"
         # The host function selects the CUDA device; here there is none to select.
         'extern "C" TSIM_EXPORT int __tvm_ffi___tvm_set_device(void*, const tsim::FFIAny*, int32_t, tsim::FFIAny* r) '
         "{ r->type_index = 0; r->pad = 0; r->u.i = 0; return 0; }\n"
