@@ -8,20 +8,21 @@ from tvm import relax
 from tvm.script import relax as R
 
 import tvm_tile
+from tvm_tile.runtime import toolchain
 
 from . import kernels
 
 
-def relax_module(gemm, rows, inner, columns):
+def relax_module(gemm, rows, inner, columns, dtype="float32"):
     """softmax(relu(A @ B.T) + 1) with the product as a tile function."""
     builder = relax.BlockBuilder()
-    a = relax.Var("a", R.Tensor((rows, inner), "float32"))
-    b = relax.Var("b", R.Tensor((columns, inner), "float32"))
+    a = relax.Var("a", R.Tensor((rows, inner), dtype))
+    b = relax.Var("b", R.Tensor((columns, inner), dtype))
     with builder.function("main", [a, b]):
         with builder.dataflow():
             function = builder.add_func(gemm, "tile_gemm")
-            product = builder.emit(relax.call_tir(function, [a, b], R.Tensor((rows, columns), "float32")))
-            shifted = builder.emit(relax.op.add(relax.op.nn.relu(product), relax.const(1.0, "float32")))
+            product = builder.emit(relax.call_tir(function, [a, b], R.Tensor((rows, columns), dtype)))
+            shifted = builder.emit(relax.op.add(relax.op.nn.relu(product), relax.const(1.0, dtype)))
             out = builder.emit_output(relax.op.nn.softmax(shifted))
         builder.emit_func_output(out)
     return builder.get()
@@ -102,3 +103,19 @@ def test_empty_symbolic_grids_launch_nothing():
                 A[i] = S.float32(j)
 
     assert "if n > 0:" in _guard_empty_grids(f).script()
+
+
+@pytest.mark.skipif(toolchain.find_nvcc() is None, reason="needs nvcc")
+def test_relax_module_for_a_gpu_without_one(tmp_path):
+    from tvm_tile.runtime import tvm_setup
+
+    tvm_setup.ensure_cuda_runtime()
+    module = relax_module(kernels.tile_gemm(64, 64, 64, dtype="float16"), 64, 64, 64, "float16")
+    with toolchain.collect() as compiled:
+        executable = tvm.compile(module, tvm_tile.target("sm_80"), tir_pipeline="tvm_tile")
+    # Tile functions and TVM's own are two CUDA modules, each with its own flags.
+    by_module = [sorted(k.name for k in unit.kernels) for unit in compiled]
+    assert ["tile_gemm_kernel"] in by_module and len(by_module) == 2
+    assert any("softmax" in name for names in by_module for name in names)
+    executable.export_library(str(tmp_path / "module.so"))
+    assert b"\x50\xed\x55\xba" in (tmp_path / "module.so").read_bytes()
