@@ -506,3 +506,51 @@ def test_narrower_vector_units(name):
     high = np.maximum(product.max(1), 0)  # the tile's padding columns are 0
     check(d, high, 1e-4)
     check(c, np.exp2(product - high[:, None]), 1e-4)
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_more_than_two_to_the_31_elements(how, symbolic):
+    """Attention over 65,536 tokens went wrong by 32-bit offsets elsewhere: the far rows must be the ones touched."""
+    rows, columns = 70000, 32768
+    n = T.dynamic("n") if symbolic else rows
+
+    @T.prim_func
+    def kernel(A: T.Tensor((n, columns), "int8"), B: T.Tensor((4, 64), "int8"), first: T.int32):
+        with T.Kernel(4, threads=32) as bx:
+            tile = T.alloc_shared((64,), "int8")
+            T.copy(A[first + bx, columns - 64 : columns], tile)
+            T.copy(tile, B[bx, 0:64])
+            for i in T.Parallel(64):
+                A[first + bx, i] = tile[i]
+
+    a, b = np.zeros((rows, columns), "int8"), poisoned((4, 64), "int8")  # only the touched pages become real
+    far = random((4, 64), "int8")
+    a[-4:, -64:] = far
+    call = compile_kernel(kernel, how)
+    import tvm_ffi
+
+    call(tvm_ffi.from_dlpack(a), b, rows - 4)
+    np.testing.assert_array_equal(b, far)
+    np.testing.assert_array_equal(a[-4:, :64], far)
+    assert not a[:4, :64].any()
+
+
+def test_assembly_of_elementwise_code_has_no_scalar_calls():
+    """exp2 of a tile stays in vector registers: no call of the C library's exp2f."""
+    import tvm
+
+    from .harness import PIPELINES, host_target, lower_cpu
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 64), "float32"), B: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=64) as bx:
+            tile = T.alloc_fragment((64, 64), "float32")
+            T.copy(A, tile)
+            for i, j in T.Parallel(64, 64):
+                tile[i, j] = T.exp2(tile[i, j])
+            T.copy(tile, B)
+
+    lowered = lower_cpu(kernel, host_target()).with_attr("global_symbol", "main")
+    built = tvm.compile(lowered, host_target(), tir_pipeline=PIPELINES[True])
+    assert "exp2f" not in built.mod.inspect_source("s")

@@ -215,6 +215,17 @@ def splat(value, dtype: str, lanes: int) -> Expr:
     return value if lanes == 1 else tirx.Broadcast(value, lanes)
 
 
+def is_nan(value: Expr) -> Expr:
+    """Whether a float is NaN, from its bits: TVM's simplifier takes ``x != x`` for false."""
+    lanes, bits = lanes_of(value), value.ty.dtype.bits
+    exponent_bits = {16: 5, 32: 8, 64: 11}[bits]
+    infinity = ((1 << exponent_bits) - 1) << (bits - 1 - exponent_bits)
+    kind = f"int{bits}"
+    pattern = tirx.reinterpret(vtype(kind, lanes), value)
+    magnitude = tirx.bitwise_and(pattern, splat(tirx.const((1 << (bits - 1)) - 1, kind), kind, lanes))
+    return tirx.GT(magnitude, splat(tirx.const(infinity, kind), kind, lanes))
+
+
 def shuffle(vectors: list[Expr], lanes: list[int]) -> Expr:
     """Pick lanes out of the concatenation of ``vectors`` (LLVM's shufflevector)."""
     return tirx.Shuffle(vectors, [tirx.const(i, "int32") for i in lanes])

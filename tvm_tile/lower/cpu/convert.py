@@ -9,7 +9,7 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.ir import Expr
 
-from .builder import Builder, as_expr, lanes_of, splat, vtype
+from .builder import Builder, as_expr, is_nan, lanes_of, splat, vtype
 
 _BITS_STORAGE = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8", "bool": "uint8"}
 
@@ -75,7 +75,7 @@ def _f32_to_bf16(b: Builder, value: Expr, lanes: int) -> Expr:
     odd = tirx.bitwise_and(bits >> _u32(16, lanes), _u32(1, lanes))
     rounded = (bits + odd + _u32(0x7FFF, lanes)) >> _u32(16, lanes)
     quiet = tirx.bitwise_or(bits >> _u32(16, lanes), _u32(0x40, lanes))
-    return tirx.Cast(vtype("uint16", lanes), tirx.Select(tirx.EQ(value, value), rounded, quiet))
+    return tirx.Cast(vtype("uint16", lanes), tirx.Select(is_nan(value), quiet, rounded))
 
 
 def _e4m3_to_f32(b: Builder, bits: Expr, lanes: int) -> Expr:
@@ -117,5 +117,5 @@ def _f32_to_f8(b: Builder, value: Expr, lanes: int, exponent_bits: int, mantissa
     subnormal = shifted - _u32(align_bits, lanes)
     smallest_normal = splat(2.0 ** (1 - bias), "float32", lanes)
     magnitude = tirx.Select(size < smallest_normal, subnormal, normal)
-    magnitude = tirx.Select(tirx.EQ(value, value), magnitude, _u32(nan, lanes))
+    magnitude = tirx.Select(is_nan(value), _u32(nan, lanes), magnitude)
     return tirx.Cast(vtype("uint8", lanes), tirx.bitwise_or(sign, magnitude))

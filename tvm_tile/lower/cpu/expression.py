@@ -20,7 +20,7 @@ from ...errors import InternalError
 from ...ir.visit import mentions, substitute, walk
 from . import vmath
 from .affine import affine, conjuncts, same
-from .builder import Builder, const_int, lanes_of, load, ramp, splat, vtype
+from .builder import Builder, const_int, is_nan, lanes_of, load, ramp, splat, vtype
 from .convert import NARROW_FLOATS, compute_dtype, narrow, storage_dtype, widen
 from .storage import Storage
 
@@ -435,7 +435,7 @@ class Evaluator:
         if name in vmath.FUNCTIONS and kind == "float32":
             return Value(vmath.FUNCTIONS[name](self.b, exprs[0]), dtype, pending)
         if name == "isnan":
-            return Value(not_equal(exprs[0], exprs[0]), "bool")
+            return Value(is_nan(exprs[0]), "bool")
         if name in ("isinf", "isfinite"):
             if not kind.startswith("float"):
                 return Value(splat(tirx.const(name == "isfinite", "bool"), "bool", lanes), "bool")

@@ -11,7 +11,7 @@ from tvm.ir import Expr, TensorLoad
 from ...ir import ReduceOp
 from ...ir.visit import walk
 from .affine import affine
-from .builder import const_int, load, ramp, shuffle, splat
+from .builder import const_int, is_nan, load, ramp, shuffle, splat
 from .convert import NARROW_FLOATS, compute_dtype
 from .expression import Evaluator, Lane, NotVectorizableError, Value
 from .fma import VectorUnit
@@ -31,7 +31,7 @@ def _pick(better) -> Callable[[Expr, Expr], Expr]:
         chosen = better(x, y)
         if str(x.ty.dtype).startswith("float"):
             chosen = tirx.Or(
-                chosen, tirx.Not(tirx.EQ(x, x))
+                chosen, is_nan(x)
             )  # a NaN on the left stays; one on the right loses every comparison
         return tirx.Select(chosen, x, y)
 

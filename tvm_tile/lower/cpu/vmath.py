@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from tvm import tirx
 from tvm.ir import Expr
 
-from .builder import Builder, lanes_of, splat, vtype
+from .builder import Builder, is_nan, lanes_of, splat, vtype
 
 _ROUND = 12582912.0  # 1.5 * 2**23: an integer added to it stands in the low bits
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
@@ -213,7 +213,7 @@ def erf(b: Builder, x: Expr) -> Expr:
     rest = exp(b, _f(0.0, x) - clipped * clipped) * inverse * tirx.Select(clipped < _f(2.0, x), middle, large)
     outside = _with_sign(b, b.bind(_f(1.0, x) - rest, "outside"), x)
     result = tirx.Select(size <= _f(1.0, x), small, outside)
-    return b.bind(tirx.Select(tirx.EQ(x, x), result, x), "erf")
+    return b.bind(tirx.Select(is_nan(x), x, result), "erf")
 
 
 FUNCTIONS: dict[str, Callable[[Builder, Expr], Expr]] = {
