@@ -87,7 +87,13 @@ def _from_float8(value: Expr, dtype: str) -> Expr:
     if dtype == "float8_e4m3fn":
         special, mantissa, tiny, bias, least = "m == 0x7fu ? 0x7fc00000u : 0u", 20, "8u", 120, "0x1p-9f"
     else:
-        special, mantissa, tiny, bias, least = "m >= 0x7cu ? 0x7f800000u | (m & 3u) << 21 : 0u", 21, "4u", 112, "0x1p-16f"
+        special, mantissa, tiny, bias, least = (
+            "m >= 0x7cu ? 0x7f800000u | (m & 3u) << 21 : 0u",
+            21,
+            "4u",
+            112,
+            "0x1p-16f",
+        )
     source = f"""
 {_DEVICE} float {name}(unsigned char bits) {{
   unsigned int m = bits & 0x7fu, sign = (bits & 0x80u) << 24, special = {special};
@@ -99,7 +105,7 @@ def _from_float8(value: Expr, dtype: str) -> Expr:
 
 
 def _to_float8(value: Expr, dtype: str) -> Expr:
-    """Nearest even. Subnormal results are rounded by the float adder: the sum's last bit is the format's least value."""
+    """Nearest even; the float adder rounds subnormal results: the last bit of its sum is the least value."""
     name = f"tile_{FLOAT8[dtype].lower()}_of_float"
     largest, mantissa, bias = ("448.0f", 3, 7) if dtype == "float8_e4m3fn" else ("57344.0f", 2, 15)
     dropped = 23 - mantissa

@@ -72,7 +72,7 @@ def _element_wise(storage: Storage, node: OpNode, plan: CopyPlan, hw) -> list[Mi
     away = [r for r in (op.src, op.dst) if r.buffer in storage.fragments and not _at_hand(space, r)]
     if away or read_convert(op.annotations):
         return _staged(storage, node, plan, hw)
-    reads, writes = accesses(storage, node, [op.body])
+    reads, writes = accesses(storage, node.versions, [op.body])
 
     def emit():
         vector = _vector(space, plan.vector, op)
@@ -207,7 +207,7 @@ def _asynchronous(storage: Storage, node: OpNode, plan: CopyPlan) -> list:
     if size not in (4, 8, 16) or op.src.dtype != op.dst.dtype or op.dst_guard is not None or op.safe_value != 0:
         raise InternalError(f"copy {op.name} cannot be a cp.async of {size} bytes", op.location)
     space = ElementLoop(storage, node)
-    reads, _ = accesses(storage, node, [op.body])
+    reads, _ = accesses(storage, node.versions, [op.body])
     writes = [Access(op.dst.buffer, node.versions.get(op.dst.buffer), "cp.async")]
 
     def one(_, values):
@@ -302,7 +302,7 @@ def _from_memory(storage: Storage, node: OpNode, hw) -> list[MicroNode]:
     op: CopyOp = node.op
     held = storage.fragments[op.dst.buffer]
     space = ElementLoop(storage, node, held.layout, (op.dst.buffer, op.dst.mins, op.dst.axes))
-    reads, writes = accesses(storage, node, [op.body])
+    reads, writes = accesses(storage, node.versions, [op.body])
 
     def emit():
         effects = Effects(hw, True, op)
@@ -323,7 +323,7 @@ def _through_scratch(storage: Storage, node: OpNode, plan: CopyPlan, hw) -> list
     loop = _coalesced(decided, shape, storage.threads, bits, plan.vector)
     inner = ElementLoop(storage, node, held.layout, (op.src.buffer, op.src.mins, op.src.axes))
     staged = Region(scratch.buffer, [const(0)] * len(shape), shape, list(range(len(op.axes))) or [None])
-    guards, writes = accesses(storage, node, [op.body])
+    guards, writes = accesses(storage, node.versions, [op.body])
 
     def write():
         vector = row_vector(scratch.layout, _vector(inner, plan.vector, op))

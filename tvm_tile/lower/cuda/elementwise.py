@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tvm import tirx
-from tvm.ir import Call, TensorLoad, Var
+from tvm.ir import Call, StringImm, TensorLoad, Var
 from tvm.tirx import Bind, BufferStore, Evaluate, For, SeqStmt, is_buffer_var
 
 from ...errors import InternalError, TileTypeError
@@ -37,11 +37,11 @@ class Effects:
         The target machine.
     primary : expression or True
         Which thread writes memory where several visit an element.
-    op : TileOp
+    op : TileOp or None
         For errors.
     """
 
-    def __init__(self, hw, primary, op: TileOp) -> None:
+    def __init__(self, hw, primary, op: TileOp | None) -> None:
         self.hw, self.primary, self.op = hw, primary, op
 
     def run(self, stmt):
@@ -62,7 +62,7 @@ class Effects:
         if is_atomic(bind.value) and self.primary is not True:
             raise TileTypeError(
                 "an atomic update whose previous value is used runs in a loop whose values several threads share",
-                self.op.location,
+                None if self.op is None else self.op.location,
                 "run it over at least as many elements as there are threads, without fragments that threads share",
             )
         return Bind(bind.var, m.mutate(bind.value))
@@ -83,7 +83,7 @@ class Effects:
             element = m.mutate(call.args[1].args[0])
             return lower_atomic(call, tirx.address_of(element), m.mutate(call.args[2]), self.hw)
         if _is_extern(call) and str(call.args[0].value).startswith("tile_"):
-            raise InternalError(f"{call.args[0].value} as a value", self.op.location)
+            raise InternalError(f"{call.args[0].value} as a value")
         return m.default_mutate(call)
 
 
@@ -93,7 +93,7 @@ def _is_extern(call) -> bool:
 
 def _with_args(call: Call, m) -> Call:
     return tirx.call_extern(
-        "int32", *[call.args[0].value, *[a if isinstance(a, tirx.StringImm) else m.mutate(a) for a in call.args[1:]]]
+        "int32", *[call.args[0].value, *[a if isinstance(a, StringImm) else m.mutate(a) for a in call.args[1:]]]
     )
 
 
@@ -187,7 +187,7 @@ def lower_elementwise(storage: Storage, node: OpNode, hw) -> list[MicroNode]:
     space = ElementLoop(storage, node)
     body = space.prepare(fresh(op.body))
     before, body, after = _communicate(storage, space, body, set(read_convert(op.annotations)), hw)
-    reads, writes = accesses(storage, node, [body, *[a.extent for a in op.axes]])
+    reads, writes = accesses(storage, node.versions, [body, *[a.extent for a in op.axes]])
 
     def emit():
         return emit_body(storage, space, body, hw)
@@ -260,8 +260,8 @@ def _flat(stmt) -> list:
 
 def _once(storage: Storage, node: OpNode, stmt, hw) -> list[MicroNode]:
     op = node.op
-    if isinstance(stmt, Bind) and _has_atomic(stmt.value):
-        return uniform_atomic(storage, node, stmt, hw)
+    if isinstance(stmt, Bind) and has_atomic(stmt.value):
+        return uniform_atomic(storage, stmt, hw, node)
     loads, stores = fragments_of(storage, stmt)
     element = isinstance(stmt, BufferStore) and stmt.buffer in storage.fragments
     if stores and not element:
@@ -276,10 +276,10 @@ def _once(storage: Storage, node: OpNode, stmt, hw) -> list[MicroNode]:
         before.append(step)
     if element:
         stmt = BufferStore(stmt.buffer, redirect(stmt.value, mapping), [redirect(i, mapping) for i in stmt.indices])
-        reads, _ = accesses(storage, node, [stmt.value, *stmt.indices])
+        reads, _ = accesses(storage, node.versions, [stmt.value, *stmt.indices])
         return [*before, MicroNode(reads, [], lambda: _store_element(storage, node, stmt, hw), f"once {op.name}")]
     stmt = redirect(stmt, mapping)
-    reads, writes = accesses(storage, node, [stmt])
+    reads, writes = accesses(storage, node.versions, [stmt])
     effects = Effects(hw, tirx.EQ(storage.tx, const(0)), op)
 
     def emit():
@@ -288,33 +288,34 @@ def _once(storage: Storage, node: OpNode, stmt, hw) -> list[MicroNode]:
     return [*before, MicroNode(reads, writes, emit, f"once {op.name}")]
 
 
-def _has_atomic(value) -> bool:
+def has_atomic(value) -> bool:
     found: list = []
     walk(value, (Call, lambda c: found.append(c) if is_atomic(c) else None))
     return bool(found)
 
 
-def uniform_atomic(storage: Storage, node: OpNode, bind: Bind, hw) -> list[MicroNode]:
+def uniform_atomic(storage: Storage, bind: Bind, hw, node: OpNode | None = None) -> list[MicroNode]:
     """``prev = atomic(...)`` once a CTA: thread 0 updates, all threads get the value from shared memory.
 
     Parameters
     ----------
     storage : Storage
         The kernel's storage.
-    node : OpNode
-        The operation the statement belongs to; its copies and location are used.
     bind : Bind
         The statement.
     hw : GPU
         The target machine.
+    node : OpNode, optional
+        The operation the statement belongs to, if any.
     """
     dtype = str(bind.value.ty.dtype)
+    versions = {} if node is None else node.versions
     scratch = storage.new_scratch((1,), dtype, f"{bind.var.name}_shared")
-    reads, writes = accesses(storage, node, [bind.value])
-    effects = Effects(hw, True, node.op)
+    reads, writes = accesses(storage, versions, [bind.value])
+    effects = Effects(hw, True, None if node is None else node.op)
 
     def update():
-        value = storage.rewrite(bind.value, versions=node.versions)
+        value = storage.rewrite(bind.value, versions=versions)
         store = effects.run(BufferStore(storage.view(scratch), value, [storage.element(scratch, [const(0)])]))
         return when(tirx.EQ(storage.tx, const(0)), store)
 
@@ -381,7 +382,7 @@ def lower_every_thread(storage: Storage, node: OpNode, hw) -> list[MicroNode]:
         mapping[buffer] = scratch.buffer
         before.append(step)
     body = redirect(body, mapping)
-    reads, _ = accesses(storage, node, [body])
+    reads, _ = accesses(storage, node.versions, [body])
 
     def emit():
         loops = [Var(axis.var.name, axis.var.ty) for axis in op.axes]

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tvm import tirx
+from tvm.ir import Var
 from tvm.script import tirx as T
-from tvm.tirx import BufferStore, ForKind
+from tvm.tirx import Bind, BufferStore, ForKind
 
 from ...ir.ops import ReduceOp
 from ...layout import (
@@ -134,7 +135,7 @@ class _Reduction:
 
     def steps(self) -> list[MicroNode]:
         op, storage = self.op, self.storage
-        reads, _ = accesses(storage, self.node, [op.body])
+        reads, _ = accesses(storage, self.node.versions, [op.body])
         reads = [a for a in reads if not a.buffer.same_as(op.dst.buffer)]
         label = f"reduce {op.name}"
         across = None
@@ -197,8 +198,10 @@ class _Reduction:
     def _butterfly(self):
         def step(mask: int):
             def one(r):
-                other = getattr(T.cuda, "__shfl_xor_sync")(T.uint32(_FULL), self.acc[r], mask, _WARP)
-                return BufferStore(self.acc, combine(self.op.kind, self.acc[r], other), [r])
+                # bound first: inside a conditional expression some lanes would not take part
+                other = Var("other", self.dtype)
+                moved = getattr(T.cuda, "__shfl_xor_sync")(T.uint32(_FULL), self.acc[r], mask, _WARP)
+                return [Bind(other, moved), BufferStore(self.acc, combine(self.op.kind, self.acc[r], other), [r])]
 
             return unrolled(self.registers, one, "r")
 

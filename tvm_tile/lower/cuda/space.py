@@ -18,7 +18,7 @@ from ...ir.ops import Axis
 from ...ir.visit import rewrite, walk
 from ...layout import Fragment
 from .build import const, seq, when
-from .program import Access, OpNode
+from .program import Access
 from .storage import Storage
 
 __all__ = ["accesses", "all_of", "axis_values", "expr", "fresh", "is_zero", "strided", "visit"]
@@ -154,15 +154,15 @@ def fresh(stmt):
     return rewrite(stmt, [(Bind, on_bind), (For, on_for), (Var, lambda v, m: names.get(v, v))])
 
 
-def accesses(storage: Storage, node: OpNode, parts: Sequence) -> tuple[list[Access], list[Access]]:
+def accesses(storage: Storage, versions: dict, parts: Sequence) -> tuple[list[Access], list[Access]]:
     """Memory shared between threads that statements or expressions read and write.
 
     Parameters
     ----------
     storage : Storage
         Knows which buffers are shared tiles.
-    node : OpNode
-        The operation, for its copies of multi-buffered tiles.
+    versions : dict
+        Copies of multi-buffered tiles that the operation uses.
     parts : sequence
         Statements and expressions over tile-level buffers; None is skipped.
     """
@@ -172,7 +172,7 @@ def accesses(storage: Storage, node: OpNode, parts: Sequence) -> tuple[list[Acce
     def note(found: dict, buffer: Var) -> None:
         shared = buffer in storage.tiles or str(buffer.ty.storage_scope) in ("global", "")
         if shared and is_buffer_var(buffer) and buffer not in found:
-            found[buffer] = Access(buffer, node.versions.get(buffer))
+            found[buffer] = Access(buffer, versions.get(buffer))
 
     def on_call(call) -> None:
         if getattr(call.op, "name", "") == "tirx.call_extern" and str(call.args[0].value).startswith("tile_atomic_"):
