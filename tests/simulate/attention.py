@@ -72,19 +72,19 @@ def attention(seq=128, causal=False, early_release=False, pv_wait=True):
                     )
         else:
             S = T.alloc_buffer((32,), "float32", scope="local")
-            O = T.alloc_buffer((32,), "float32", scope="local")
+            acc = T.alloc_buffer((32,), "float32", scope="local")
             P = T.alloc_buffer((16,), "uint32", scope="local")
             m = T.alloc_buffer((2,), "float32", scope="local")
-            l = T.alloc_buffer((2,), "float32", scope="local")
+            den = T.alloc_buffer((2,), "float32", scope="local")
             mn = T.alloc_buffer((2,), "float32", scope="local")
             al = T.alloc_buffer((2,), "float32", scope="local")
             lane: T.let = tx % 32
             row: T.let = T.truncdiv(tx, 32) * 16 + T.truncdiv(lane, 4)
             for i in T.unroll(32):
-                O[i] = T.float32(0)
+                acc[i] = T.float32(0)
             for h in T.unroll(2):
                 m[h] = T.float32(-1e30)
-                l[h] = T.float32(0)
+                den[h] = T.float32(0)
             T.cuda.mbarrier_wait(bar, 0)
             for j in T.serial(blocks):
                 s: T.let = T.cast(j % 2, "uint32")
@@ -115,11 +115,11 @@ def attention(seq=128, causal=False, early_release=False, pv_wait=True):
                     mn[h] = T.max(mn[h], T.cuda.__shfl_xor_sync(T.uint32(0xFFFFFFFF), mn[h], 2, 32))
                     T.ptx["ex2.approx.ftz.f32"](al[h], (m[h] - mn[h]) * T.float32(c))
                     m[h] = mn[h]
-                    l[h] = l[h] * al[h]
+                    den[h] = den[h] * al[h]
                 for i in T.unroll(32):
                     T.ptx["ex2.approx.ftz.f32"](S[i], (S[i] - m[(i // 2) % 2]) * T.float32(c))
-                    l[(i // 2) % 2] = l[(i // 2) % 2] + S[i]
-                    O[i] = O[i] * al[(i // 2) % 2]
+                    den[(i // 2) % 2] = den[(i // 2) % 2] + S[i]
+                    acc[i] = acc[i] * al[(i // 2) % 2]
                 for i in T.unroll(16):
                     T.ptx["cvt.rn.bf16x2.f32"](P[i], S[2 * i + 1], S[2 * i])
                 T.cuda.mbarrier_wait(bar + T.uint32(24) + s * T.uint32(8), ph)
@@ -129,7 +129,7 @@ def attention(seq=128, causal=False, early_release=False, pv_wait=True):
                 T.ptx.wgmma.fence.sync.aligned()
                 for ki in T.unroll(4):
                     T.ptx[qk](
-                        *[O[i] for i in range(32)], *[P[ki * 4 + e] for e in range(4)],
+                        *[acc[i] for i in range(32)], *[P[ki * 4 + e] for e in range(4)],
                         T.uint64(desc_v) | T.cast(lv + T.uint32(128) * T.cast(ki, "uint32"), "uint64"), True, 1, 1, 1,
                     )  # fmt: skip
                 T.ptx.wgmma.commit_group.sync.aligned()
@@ -139,9 +139,9 @@ def attention(seq=128, causal=False, early_release=False, pv_wait=True):
                     if tx == 0:
                         T.ptx.mbarrier.arrive.shared.b64(bar + T.uint32(40) + s * T.uint32(8), T.uint32(1))
             for h in T.unroll(2):
-                l[h] = l[h] + T.cuda.__shfl_xor_sync(T.uint32(0xFFFFFFFF), l[h], 1, 32)
-                l[h] = l[h] + T.cuda.__shfl_xor_sync(T.uint32(0xFFFFFFFF), l[h], 2, 32)
+                den[h] = den[h] + T.cuda.__shfl_xor_sync(T.uint32(0xFFFFFFFF), den[h], 1, 32)
+                den[h] = den[h] + T.cuda.__shfl_xor_sync(T.uint32(0xFFFFFFFF), den[h], 2, 32)
             for i in T.unroll(32):
-                Ob[row + (i // 2) % 2 * 8, (i // 4) * 8 + (lane % 4) * 2 + i % 2] = O[i] / l[(i // 2) % 2]
+                Ob[row + (i // 2) % 2 * 8, (i // 4) * 8 + (lane % 4) * 2 + i % 2] = acc[i] / den[(i // 2) % 2]
 
     return main

@@ -34,7 +34,6 @@ _KERNEL_FLAGS = [
     "-fstack-reuse=none",
     "-fvisibility=hidden",
     "-ffp-contract=off",
-    "-fexcess-precision=fast",
 ]
 
 
