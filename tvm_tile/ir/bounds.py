@@ -15,8 +15,8 @@ from tvm.s_tir import SBlock, SBlockRealize
 from tvm.sym import Analyzer, ConstIntBound, ProofStrength
 from tvm.tirx import Bind, BufferStore, Evaluate, For, IfThenElse, is_buffer_var
 
-from ..errors import SourceLocation, TileShapeError
-from .visit import rewrite, substitute, walk
+from ..errors import TileShapeError
+from .visit import rewrite, source_location, substitute, walk
 
 __all__ = ["guard_accesses"]
 
@@ -252,8 +252,8 @@ class _Guard:
                 continue
             if on_chip:
                 self._refuse_outside(buffer, dim, index, extent, what)
-            elif isinstance(index, tirx.IntImm):
-                self._refuse_constant(buffer, dim, index, extent, what)
+            elif isinstance(index, tirx.IntImm) and int(index.value) < 0:
+                self._refuse_negative(buffer, dim, index, extent, what)
             if not low:
                 terms.append(index >= 0)
             if not high:
@@ -271,18 +271,12 @@ class _Guard:
             condition = tirx.And(condition, term)
         return condition
 
-    def _refuse_constant(self, buffer, dim, index, extent, what: str) -> None:
-        """A constant index outside of a global tensor is a slip, not a ragged edge."""
-        if not isinstance(extent, tirx.IntImm) and int(index.value) >= 0:
-            return
-        if int(index.value) < 0:
-            advice = f"negative indices do not count from the end: write {extent + index} instead of {index}"
-        else:
-            advice = f"dimension {dim} of {buffer.name} has indices 0 to {extent - 1}"
+    def _refuse_negative(self, buffer, dim, index, extent, what: str) -> None:
+        """A negative constant is Python's way to count from the end, not a ragged edge."""
         raise TileShapeError(
             f"{what} is outside of {buffer.name} {_shape(buffer)}: index {index} of dimension {dim}",
             self._where(),
-            advice,
+            f"negative indices do not count from the end: write {extent + index} instead of {index}",
         )
 
     def _refuse_outside(self, buffer, dim, index, extent, what: str) -> None:
@@ -319,7 +313,7 @@ class _Guard:
         return len(tvm.sym.detect_linear_equation(index, free)) > 0
 
     def _where(self):
-        return SourceLocation.from_span(self.spans[-1])
+        return source_location(self.spans[-1])
 
 
 def _widened(expr):

@@ -18,7 +18,7 @@ from tvm.tirx import BufferStore, For, IfThenElse, SeqStmt
 
 from ..errors import InternalError, SourceLocation
 from .kernels import plain
-from .visit import mentions, substitute, walk
+from .visit import mentions, source_location, substitute, walk
 
 __all__ = [
     "AssertOp", "Axis", "CopyOp", "CumsumOp", "FillOp", "GemmOp", "ParallelOp", "PrintOp", "ReduceOp", "Region", "SyncOp",
@@ -267,7 +267,7 @@ def read_op(realize: SBlockRealize) -> TileOp:
     axes = [Axis(v.var, v.dom.extent, v.iter_type == tirx.IterVar.CommReduce) for v in block.iter_vars[:count]]
     common = {
         "name": str(block.name_hint), "axes": axes, "body": body, "init": init, "annotations": notes,
-        "location": SourceLocation.from_span(block.span), "realize": realize,
+        "location": source_location(block.span), "realize": realize,
     }  # fmt: skip
     reader = _READERS.get(notes["tile.op"])
     if reader is None:

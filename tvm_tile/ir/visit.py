@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 import tvm_ffi
 from tvm.ir import Var
 
-__all__ = ["mentions", "rewrite", "substitute", "walk"]
+from ..errors import SourceLocation
+
+__all__ = ["mentions", "rewrite", "source_location", "substitute", "walk"]
 
 
 class _Keeper:
@@ -100,6 +102,22 @@ def substitute(node, mapping: dict):
         Var -> expression.
     """
     return tvm_ffi.structural_map(node, (Var, lambda v: mapping.get(v, v)))
+
+
+def source_location(span) -> SourceLocation | None:
+    """Where the user wrote what a span covers; inside a macro the macro's line, not the call's.
+
+    Parameters
+    ----------
+    span : Span, SequentialSpan or None
+        The span of a statement or block.
+    """
+    parts = getattr(span, "spans", None)
+    if parts is not None:
+        # the call of a macro comes first, the statement in it last
+        places = [place for place in map(source_location, parts) if place is not None]
+        return places[-1] if places else None
+    return SourceLocation.from_span(span)
 
 
 def mentions(expr, var: Var) -> bool:

@@ -63,8 +63,9 @@ def _shape(shape, what: str) -> tuple:
     out = []
     for extent in shape:
         value = const_int(extent)
-        if value is None and not tvm.ir.is_prim_expr(extent) and not isinstance(extent, str):
-            raise TileTypeError(f"{what}: extent {extent!r} in shape {shape_text(shape)} is not an integer")
+        if value is None and not tvm.ir.is_prim_expr(extent):
+            advice = f"declare it before: {extent} = T.dynamic({extent!r})" if isinstance(extent, str) else None
+            raise TileTypeError(f"{what}: extent {extent!r} in shape {shape_text(shape)} is not an integer", advice=advice)
         if value is not None and value < 0:
             raise TileShapeError(f"{what}: extent {value} in shape {shape_text(shape)} is negative")
         out.append(value if value is not None else extent)

@@ -110,7 +110,15 @@ class _Evaluator(ExprEvaluator):
         return value
 
 
+def _in_kernel(parser) -> bool:
+    """Whether the parser is inside a tile function; in a module it also parses Relax functions, in its own way."""
+    context = active()
+    return getattr(parser, "tile_standalone", False) or (context is not None and context.parser is parser)
+
+
 def _eval_expr(parser, node, extra_vars=None):
+    if not _in_kernel(parser):
+        return parser.tile_stock_eval(node, extra_vars)
     values = parser.var_table.get()
     values.update(extra_vars or {})
     values[ScriptMacro.parser_object_name] = parser
@@ -125,6 +133,7 @@ def install(parser) -> None:
     if getattr(parser, "tile_errors", False):
         return
     parser.tile_errors = True
+    parser.tile_stock_report, parser.tile_stock_eval = parser.report_error, parser.eval_expr
     parser.report_error = types.MethodType(_report, parser)
     parser.eval_expr = types.MethodType(_eval_expr, parser)
     for kind, advice in _NO_VISITOR.items():
@@ -153,6 +162,8 @@ def _report(parser, node, err) -> None:
         if macro is not None:
             err.message += f" (in the macro {macro}, called at {os.path.basename(where.file)}:{where.line})"
         raise err.at(where) if err.location is None and where is not None else err
+    if not _in_kernel(parser):
+        parser.tile_stock_report(node, err)
     if isinstance(err, DiagnosticError):
         raise TileSyntaxError(str(err), location_of(parser, node)) from err
     raise _translate(parser, err, location_of(parser, node)) from err if isinstance(err, BaseException) else None

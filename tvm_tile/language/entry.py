@@ -154,7 +154,8 @@ class TileMacro(TIRInline):
         if self.defining_var_table is not None:
             outer = self.defining_var_table.get_at_depth(self.definition_depth)
         else:
-            outer = {"range": tile_range, **self.closure_vars}
+            # as they are at the call: a macro may call itself, or one that is defined below it
+            outer = {"range": tile_range, **utils.inspect_function_capture(self.func)}
         context.macro_scopes.append(len(context.scopes))
         try:
             with parser.with_diag_source(self.source):
