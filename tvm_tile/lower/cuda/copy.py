@@ -21,7 +21,7 @@ from ...layout import Fragment, choose, default_fragment
 from ...schedule.decisions import CopyPlan, read_convert, read_copy, read_loop, read_window
 from .build import const, evaluate, seq, unrolled, when
 from .convert import cast, convert_run
-from .elementwise import Effects, emit_body, fragment_to_scratch, lower_every_thread, lower_once
+from .elementwise import Effects, emit_body, lower_every_thread, lower_once
 from .loops import ElementLoop
 from .matrix import load_matrices, store_matrices
 from .program import Access, CommitNode, MicroNode, OpNode, WaitNode
@@ -270,32 +270,10 @@ def _matrices(storage: Storage, node: OpNode, plan: CopyPlan, hw) -> list[MicroN
 
 def _staged(storage: Storage, node: OpNode, plan: CopyPlan, hw) -> list:
     """Through a scratch tile of the copy's own shape: source to scratch in the source's layout, then to the target."""
-    op: CopyOp = node.op
-    if op.src.buffer in storage.fragments and op.dst.buffer in storage.fragments:
-        return _convert_layout(storage, node, hw)
-    if op.src.buffer in storage.fragments:
+    if node.op.src.buffer in storage.fragments:
         return _through_scratch(storage, node, plan, hw)
     # memory to a fragment that the copy's loop does not hold: read in the fragment's own layout
     return _from_memory(storage, node, hw)
-
-
-def _convert_layout(storage: Storage, node: OpNode, hw) -> list[MicroNode]:
-    """Fragment to fragment."""
-    op: CopyOp = node.op
-    scratch, write = fragment_to_scratch(storage, op.src.buffer, hw, f"{op.src.buffer.name}_staged")
-    held = storage.fragments[op.dst.buffer]
-    space = ElementLoop(storage, node, held.layout, (op.dst.buffer, op.dst.mins, op.dst.axes))
-    source = replace(op.src, buffer=scratch.buffer)
-
-    def emit():
-        def one(reg, values):
-            at = [_place_axes(node, i, values) for i in _indices(source, [a.var for a in op.axes])]
-            value = cast(storage.rewrite(tirx.BufferLoad(scratch.buffer, at)), op.dst.dtype, hw)
-            return BufferStore(held.local, value, [reg])
-
-        return space.visit(one)
-
-    return [write, MicroNode([Access(scratch.buffer)], [], emit, f"copy {op.name} (staged)")]
 
 
 def _from_memory(storage: Storage, node: OpNode, hw) -> list[MicroNode]:
@@ -313,32 +291,35 @@ def _from_memory(storage: Storage, node: OpNode, hw) -> list[MicroNode]:
 
 
 def _through_scratch(storage: Storage, node: OpNode, plan: CopyPlan, hw) -> list[MicroNode]:
-    """Fragment to memory: converted into scratch by its owners, stored from there in coalesced vectors."""
+    """From a fragment: its owners convert and write scratch; it is read as memory (coalesced) or the target wants it."""
     op: CopyOp = node.op
     held = storage.fragments[op.src.buffer]
-    shape = [int(a.extent) for a in op.axes] or [1]
+    shape = [int(a.extent) for a in op.axes]
     bits = dtype_bits(op.dst.dtype)
     scratch = storage.new_scratch(shape, op.dst.dtype, f"{op.src.buffer.name}_staged", choose(shape, bits).layout)
-    decided = None if read_window(op.annotations) else read_loop(op.annotations)
-    loop = _coalesced(decided, shape, storage.threads, bits, plan.vector)
+    staged = Region(scratch.buffer, [const(0)] * len(shape), shape, list(range(len(shape))))
+    moved = OpNode(replace(op, src=staged, src_guard=None), node.versions)
     inner = ElementLoop(storage, node, held.layout, (op.src.buffer, op.src.mins, op.src.axes))
-    staged = Region(scratch.buffer, [const(0)] * len(shape), shape, list(range(len(op.axes))) or [None])
+    if op.dst.buffer in storage.fragments:
+        target = storage.fragments[op.dst.buffer].layout
+        outer, wanted = ElementLoop(storage, moved, target, (op.dst.buffer, op.dst.mins, op.dst.axes)), 128 // bits
+    else:
+        decided = None if read_window(op.annotations) else read_loop(op.annotations)
+        layout = _coalesced(decided, shape, storage.threads, bits, plan.vector)
+        outer, wanted = ElementLoop(storage, moved, layout), plan.vector
     guards, writes = accesses(storage, node.versions, [op.body])
+    widest = 128 // max(bits, dtype_bits(op.src.dtype))
 
     def write():
-        vector = row_vector(scratch.layout, _vector(inner, plan.vector, op))
+        vector = row_vector(scratch.layout, _vector(inner, widest, replace(op, dst=staged)))
         return _scratch_writes(storage, node, inner, held, scratch, staged, vector, hw)
 
-    def store():
-        copy = replace(op, src=staged, src_guard=None)
-        moved = OpNode(copy, node.versions)
-        space = ElementLoop(storage, moved, loop)
-        vector = _vector(space, plan.vector, copy)
-        return _in_vectors(storage, moved, space, vector, hw)
+    def read():
+        return _in_vectors(storage, moved, outer, _vector(outer, wanted, moved.op), hw)
 
     return [
         MicroNode([], [Access(scratch.buffer)], write, f"copy {op.name} to scratch"),
-        MicroNode([Access(scratch.buffer), *guards], writes, store, f"copy {op.name} from scratch"),
+        MicroNode([Access(scratch.buffer), *guards], writes, read, f"copy {op.name} from scratch"),
     ]
 
 
@@ -352,16 +333,15 @@ def _coalesced(decided: Fragment | None, shape: list[int], threads: int, bits: i
 
 def _scratch_writes(storage, node: OpNode, space: ElementLoop, held, scratch: SharedTile, staged: Region, vector, hw):
     op: CopyOp = node.op
-    inside = storage.new_local((vector,), op.src.dtype, f"{op.src.buffer.name}_lanes")
-    same = op.src.dtype == op.dst.dtype
-    outside = inside if same else storage.new_local((vector,), op.dst.dtype, f"{op.src.buffer.name}_narrow")
+    narrow = None
+    if op.src.dtype != op.dst.dtype:
+        narrow = storage.new_local((vector,), op.dst.dtype, f"{op.src.buffer.name}_lanes")
 
     def one(reg, values):
-        stmts = [unrolled(vector, lambda k: BufferStore(inside, held.local[reg + k], [k]), "lane")]
-        if not same:
-            stmts.append(convert_run(outside, const(0), inside, const(0), vector, hw))
         at = [_place_axes(node, i, values) for i in _indices(staged, [a.var for a in op.axes])]
-        stmts.append(joined_access(storage, scratch.buffer, at, outside, vector, False, {}))
-        return seq(stmts)
+        if narrow is None:
+            return joined_access(storage, scratch.buffer, at, held.local, vector, False, {}, reg)
+        convert = convert_run(narrow, const(0), held.local, reg, vector, hw)
+        return seq([convert, joined_access(storage, scratch.buffer, at, narrow, vector, False, {})])
 
     return space.visit(one, vector=vector, primary=held.layout.replication > 1)

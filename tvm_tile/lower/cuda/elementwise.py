@@ -9,7 +9,7 @@ from tvm.tirx import Bind, BufferStore, Evaluate, For, SeqStmt, is_buffer_var
 from ...errors import InternalError, TileTypeError
 from ...ir.ops import FillOp, TileOp
 from ...ir.visit import rewrite, substitute, walk
-from ...layout import Fragment
+from ...layout import Fragment, choose
 from ...schedule.decisions import read_convert
 from .atomics import is_atomic, lower_atomic
 from .build import const, when
@@ -18,8 +18,8 @@ from .debug import lower_assert, lower_print
 from .loops import ElementLoop
 from .program import Access, MicroNode, OpNode
 from .space import accesses, expr, fresh, visit
-from .storage import SharedTile, Storage
-from .vectors import vectorised
+from .storage import SharedTile, Storage, dtype_bits
+from .vectors import joined_access, row_vector, vectorised
 
 __all__ = [
     "Effects", "fragment_to_scratch", "lower_elementwise",
@@ -105,33 +105,57 @@ def _is_memory(buffer: Var) -> bool:
 # ---- fragments through shared memory
 
 
-def fragment_to_scratch(storage: Storage, buffer: Var, hw, name: str | None = None) -> tuple[SharedTile, MicroNode]:
-    """A shared copy of a whole fragment, and the step that makes it."""
+def fragment_to_scratch(storage: Storage, buffer: Var, name: str | None = None) -> tuple[SharedTile, MicroNode]:
+    """A shared copy of a whole fragment, and the step that makes it.
+
+    Parameters
+    ----------
+    storage : Storage
+        The kernel's storage.
+    buffer : Var
+        The fragment.
+    name : str, optional
+        Name of the copy.
+    """
     held = storage.fragments[buffer]
-    scratch = storage.new_scratch(held.layout.shape or (1,), held.dtype, name or f"{buffer.name}_shared")
+    shape = held.layout.shape or (1,)
+    layout = choose(shape, dtype_bits(held.dtype)).layout
+    scratch = storage.new_scratch(shape, held.dtype, name or f"{buffer.name}_shared", layout)
 
     def emit():
-        def one(reg, coords):
-            at = storage.element(scratch, coords or [const(0)])
-            return BufferStore(storage.view(scratch), held.local[reg], [at])
-
-        return visit(held.layout, storage.tx, one, primary=True)
+        return _between(storage, buffer, scratch, load=False)
 
     return scratch, MicroNode([], [Access(scratch.buffer)], emit, f"{buffer.name} to shared scratch")
 
 
-def scratch_to_fragment(storage: Storage, scratch: SharedTile, buffer: Var, hw) -> MicroNode:
+def scratch_to_fragment(storage: Storage, scratch: SharedTile, buffer: Var) -> MicroNode:
     """The step that reads a whole fragment back from a shared copy (all its owners)."""
-    held = storage.fragments[buffer]
 
     def emit():
-        def one(reg, coords):
-            at = storage.element(scratch, coords or [const(0)])
-            return BufferStore(held.local, storage.view(scratch)[at], [reg])
-
-        return visit(held.layout, storage.tx, one)
+        return _between(storage, buffer, scratch, load=True)
 
     return MicroNode([Access(scratch.buffer)], [], emit, f"{buffer.name} from shared scratch")
+
+
+def _between(storage: Storage, buffer: Var, scratch: SharedTile, load: bool):
+    """A fragment to or from its shared copy, in vectors as wide as its registers and the tile's rows allow."""
+    held = storage.fragments[buffer]
+    bits = dtype_bits(held.dtype)
+    vector = 1
+    if held.layout.ndim and held.layout.shape[-1] % (vector := held.layout.vector_width(-1, bits)):
+        vector = 1
+    vector = row_vector(scratch.layout, vector)
+
+    def one(reg, coords):
+        at = coords or [const(0)]
+        if vector > 1:
+            return joined_access(storage, scratch.buffer, at, held.local, vector, load, {}, reg)
+        view, element = storage.view(scratch), storage.element(scratch, at)
+        if load:
+            return BufferStore(held.local, view[element], [reg])
+        return BufferStore(view, held.local[reg], [element])
+
+    return visit(held.layout, storage.tx, one, vector=vector, primary=not load)
 
 
 def fragments_of(storage: Storage, body) -> tuple[list[Var], list[Var]]:
@@ -212,11 +236,11 @@ def _communicate(storage: Storage, space: ElementLoop, body, names: set[str], hw
     before: list[MicroNode] = []
     after: list[MicroNode] = []
     for buffer in away:
-        scratch, step = fragment_to_scratch(storage, buffer, hw)
+        scratch, step = fragment_to_scratch(storage, buffer)
         away[buffer] = scratch.buffer
         before.append(step)
         if any(buffer.same_as(s) for s in stores):
-            after.append(scratch_to_fragment(storage, scratch, buffer, hw))
+            after.append(scratch_to_fragment(storage, scratch, buffer))
     return before, redirect(body, away), after
 
 
@@ -271,7 +295,7 @@ def _once(storage: Storage, node: OpNode, stmt, hw) -> list[MicroNode]:
     mapping: dict[Var, Var] = {}
     before: list[MicroNode] = []
     for buffer in loads:
-        scratch, step = fragment_to_scratch(storage, buffer, hw)
+        scratch, step = fragment_to_scratch(storage, buffer)
         mapping[buffer] = scratch.buffer
         before.append(step)
     if element:
@@ -378,7 +402,7 @@ def lower_every_thread(storage: Storage, node: OpNode, hw) -> list[MicroNode]:
     mapping: dict[Var, Var] = {}
     before: list[MicroNode] = []
     for buffer in fragments_of(storage, body)[0]:
-        scratch, step = fragment_to_scratch(storage, buffer, hw)
+        scratch, step = fragment_to_scratch(storage, buffer)
         mapping[buffer] = scratch.buffer
         before.append(step)
     body = redirect(body, mapping)

@@ -20,7 +20,7 @@ from tvm.tirx import Bind, BufferStore, Evaluate, For, IfThenElse, SeqStmt, is_b
 from ...ir.visit import mentions, rewrite, substitute, walk
 from ...layout import SharedLayout
 from ...schedule.decisions import read_vector
-from .build import const, seq, unrolled, when
+from .build import seq, unrolled, when
 from .convert import move
 from .loops import ElementLoop
 from .space import all_of, axis_values, expr, fresh
@@ -55,8 +55,10 @@ class _Found:
     other: bool = False
 
 
-def joined_access(storage: Storage, buffer: Var, at: list, local: Var, count: int, load: bool, versions) -> object:
-    """Vector accesses between memory and a local array.
+def joined_access(
+    storage: Storage, buffer: Var, at: list, local: Var, count: int, load: bool, versions, local_at=0
+) -> object:
+    """Vector accesses between memory and consecutive elements of a local array.
 
     Parameters
     ----------
@@ -65,9 +67,15 @@ def joined_access(storage: Storage, buffer: Var, at: list, local: Var, count: in
     at : list
         Thread-level indices of the first element.
     local : Var
-        Array of ``count`` elements of the buffer's dtype.
+        Local array of the buffer's dtype.
+    count : int
+        Elements.
     load : bool
         From memory to the array, else the other way.
+    versions : dict
+        Copies of multi-buffered tiles.
+    local_at : expression
+        First element of the array, a multiple of ``count``.
     """
     size = max(1, dtype_bits(str(local.ty.dtype)) // 8)
     step = min(count, _VECTOR_BYTES // size)
@@ -76,7 +84,7 @@ def joined_access(storage: Storage, buffer: Var, at: list, local: Var, count: in
         indices = [*at[:-1], at[-1] + first] if first else list(at)
         placed = storage.rewrite(tirx.BufferLoad(buffer, [expr(i) for i in indices]), versions=versions)
         memory = tirx.address_of(placed)
-        registers = tirx.address_of(tirx.BufferLoad(local, [const(first)]))
+        registers = tirx.address_of(tirx.BufferLoad(local, [expr(local_at) + first]))
         stmts.append(move(step * size, registers, memory) if load else move(step * size, memory, registers))
     return seq(stmts)
 
