@@ -178,3 +178,16 @@ def test_nan_and_infinity_stay_in_their_rows():
     assert np.isnan(c[3]).all() and not np.isfinite(c[9]).any()
     others = ~np.isin(rows, [3, 9])
     np.testing.assert_allclose(c[others], (a @ b.T)[others], rtol=1e-4, atol=1e-4)
+
+
+def test_aarch64_code_uses_fused_vector_multiply_adds():
+    """Built only: there is no such machine here."""
+    import tvm
+
+    from .harness import PIPELINES, lower_cpu
+
+    target = tvm.target.Target({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a76"})
+    func = gemm(67, 45, 50, (32, 48, 64), "bfloat16", "float32", "float32", False, True)
+    lowered = lower_cpu(func, target).with_attr("global_symbol", "main")
+    assembly = tvm.compile(lowered, target, tir_pipeline=PIPELINES[True]).mod.inspect_source("s")
+    assert "fmla\tv" in assembly

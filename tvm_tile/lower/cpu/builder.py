@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import tvm
 from tvm import tirx
-from tvm.ir import Expr, PointerType, PrimType, Var
+from tvm.ir import Call, Expr, PointerType, PrimType, Var
 from tvm.tirx import ForKind
 from tvm.tirx.buffer import buffer_data
 
@@ -216,14 +216,8 @@ def splat(value, dtype: str, lanes: int) -> Expr:
 
 
 def is_nan(value: Expr) -> Expr:
-    """Whether a float is NaN, from its bits: TVM's simplifier takes ``x != x`` for false."""
-    lanes, bits = lanes_of(value), value.ty.dtype.bits
-    exponent_bits = {16: 5, 32: 8, 64: 11}[bits]
-    infinity = ((1 << exponent_bits) - 1) << (bits - 1 - exponent_bits)
-    kind = f"int{bits}"
-    pattern = tirx.reinterpret(vtype(kind, lanes), value)
-    magnitude = tirx.bitwise_and(pattern, splat(tirx.const((1 << (bits - 1)) - 1, kind), kind, lanes))
-    return tirx.GT(magnitude, splat(tirx.const(infinity, kind), kind, lanes))
+    """Whether a float is NaN, as an operator: TVM's simplifier takes ``x != x`` for false."""
+    return Call(tvm.ir.Op.get("tirx.isnan"), [value], ret_ty=PrimType(vtype("bool", lanes_of(value))))
 
 
 def shuffle(vectors: list[Expr], lanes: list[int]) -> Expr:

@@ -46,22 +46,34 @@ class Matrix:
         return self.offset + i * self.rows + j * self.columns
 
 
+def panel_width(unit: VectorUnit, dtype: str) -> int:
+    """Columns of a panel of the packed right operand: what one register block reads in a row, at least 16."""
+    return max(16, unit.block()[1] * unit.lanes(dtype))
+
+
 def emit_gemm(
-    b: Builder, unit: VectorUnit, dtype: str, a: Matrix, bm: Matrix, c: Matrix, m: int, n: int, k: int, clear: bool
+    b: Builder, unit: VectorUnit, dtype: str, a: Matrix, packed: Var, c: Matrix, m: int, n: int, k: int, clear: bool
 ) -> None:
     """C[m, n] (+)= A[m, k] * B[k, n], all of ``dtype``.
 
-    ``bm`` and ``c`` have contiguous rows whose storage holds ``n`` rounded up to whole vectors; what stands in the
-    padding of B is multiplied into the padding of C only.
+    ``packed`` holds B in panels of :func:`panel_width` columns, each k x width and contiguous, so that a register block
+    streams through the first-level cache; ``c`` has contiguous rows whose storage holds ``n`` rounded up to vectors.
+    What stands in the padding of B is multiplied into the padding of C only.
     """
-    lanes = unit.lanes(dtype)
+    lanes, width = unit.lanes(dtype), panel_width(unit, dtype)
     max_rows, max_vectors = unit.block()
-    for n_first, n_blocks, vectors in _even_blocks(-(-n // lanes), max_vectors):
+    total = -(-n // lanes)
+    parts = [(0, total // max_vectors, max_vectors), (total // max_vectors * max_vectors, 1, total % max_vectors)]
+    for n_first, n_blocks, vectors in parts:
+        if not (n_blocks and vectors):
+            continue
         with b.loop(n_blocks, "nb") as nb:
             column = (nb * vectors + n_first) * lanes
+            start = tirx.floordiv(column, width) * (k * width) + tirx.floormod(column, width)
+            right = Matrix(packed, b.bind(start, "panel"), width)
             for m_first, m_blocks, rows in _even_blocks(m, max_rows):
                 with b.loop(m_blocks, "mb") as mb:
-                    _emit_block(b, dtype, lanes, a, bm, c, mb * rows + m_first, column, rows, vectors, k, clear)
+                    _emit_block(b, dtype, lanes, a, right, c, mb * rows + m_first, column, rows, vectors, k, clear)
 
 
 def _even_blocks(total: int, largest: int) -> list[tuple[int, int, int]]:
@@ -77,7 +89,7 @@ def _emit_block(
     dtype: str,
     lanes: int,
     a: Matrix,
-    bm: Matrix,
+    right: Matrix,
     c: Matrix,
     row,
     column,
@@ -92,7 +104,7 @@ def _emit_block(
             start = splat(0, dtype, lanes) if clear else vload(c.buffer, c.at(row + i, column + j * lanes), lanes)
             b.store(sums[i][j], start, 0)
     with b.loop(k, "k") as kk:
-        b_row = [b.bind(vload(bm.buffer, bm.at(kk, column + j * lanes), lanes), "b") for j in range(vectors)]
+        b_row = [b.bind(vload(right.buffer, right.at(kk, j * lanes), lanes), "b") for j in range(vectors)]
         for i in range(rows):
             value = b.bind(splat(load(a.buffer, a.at(row + i, kk)), dtype, lanes), "a")
             for j in range(vectors):

@@ -37,7 +37,8 @@ def plan_gemm(features: CpuFeatures, op: GemmOp) -> GemmPlan:
     compute = compute_dtype(c)
     lanes = features.vector.lanes(compute)
     # the operands are widened to the type that accumulates: int8 to int32, narrow floats to float32
-    return GemmPlan(None, compute, PanelLayout(op.k, op.n, b, 0, lanes, compute))
+    width = fma.panel_width(features.vector, compute)
+    return GemmPlan(None, compute, PanelLayout(op.k, op.n, b, 0, lanes, compute, width))
 
 
 def emit_gemm(ev: Evaluator, kernel: KernelContext, op: GemmOp) -> None:
@@ -85,7 +86,7 @@ def _product(ev: Evaluator, kernel: KernelContext, op: GemmOp, c: MatrixView, cl
         _product_fma(ev, kernel, op, plan, a, packed, c, clear)
 
 
-def _packed_right(ev: Evaluator, kernel: KernelContext, op: GemmOp, plan: GemmPlan) -> MatrixView | Var:
+def _packed_right(ev: Evaluator, kernel: KernelContext, op: GemmOp, plan: GemmPlan) -> Var:
     storage = ev.storages(op.b.buffer)
     if storage.panel is not None:
         return storage.flat
@@ -101,7 +102,7 @@ def _product_amx(
 ) -> None:
     b, unit = ev.b, kernel.features.vector
     kernel.uses_amx = True
-    m, n, k = round_up(op.m, 16), plan.panel.n_padded, plan.panel.k_padded
+    m, n, k = round_up(op.m, 16), plan.panel.columns, plan.panel.k_padded
     if const_int(a.columns) != 1 or const_int(a.rows) is None or (m, k) != (op.m, op.k):
         padded = kernel.scratch(f"left_{op.m}_{op.k}_{a.dtype}", a.flat.dtype, m * k, zero=(m, k) != (op.m, op.k))
         target = MatrixView(padded, a.dtype, 0, k, 1)
@@ -143,7 +144,7 @@ def _product_fma(
         target = MatrixView(scratch, plan.compute, 0, op.k if rows else 1, 1 if rows else op.m)
         emit_convert(b, unit, a, target, op.m, op.k)
         a = target
-    n = plan.panel.n_padded
+    n = plan.panel.columns
     accumulator = c
     direct = c.dtype == plan.compute and const_int(c.columns) == 1 and n == op.n
     if not direct:
@@ -156,7 +157,7 @@ def _product_fma(
         unit,
         plan.compute,
         fma.Matrix(a.flat, a.offset, a.rows, a.columns),
-        fma.Matrix(packed, 0, n),
+        packed,
         fma.Matrix(accumulator.flat, accumulator.offset, accumulator.rows),
         op.m,
         op.n,

@@ -1,9 +1,7 @@
 """Packing GEMM operands: transposes and interleaves through vector shuffles, never gathers.
 
-Two layouts of the right operand, both padded to whole hardware tiles or vectors (the padding is zero):
-
-``vnni``: panels for the matrix unit (see :mod:`.amx`); ``rows``: row-major K x N in the compute type for the vector
-unit.
+Two layouts of the right operand, both padded to whole panels (the padding is zero): ``vnni``, for the matrix unit (see
+:mod:`.amx`), and ``rows`` for the vector unit: panels of ``width`` columns, each row-major in the compute type.
 """
 
 from __future__ import annotations
@@ -64,7 +62,7 @@ class PanelLayout:
     """Layout of a packed right operand of ``k`` x ``n`` elements.
 
     ``pack`` is the number of K elements in a 32-bit word (``vnni``), or 0 for ``rows``, whose elements are of type
-    ``compute``; ``n`` is padded to whole groups of ``lanes``.
+    ``compute``; ``width`` is the number of columns of a panel, ``lanes`` that of a vector or hardware tile.
     """
 
     k: int
@@ -73,6 +71,7 @@ class PanelLayout:
     pack: int
     lanes: int
     compute: str = ""
+    width: int = 16
 
     @property
     def k_padded(self) -> int:
@@ -81,7 +80,12 @@ class PanelLayout:
 
     @property
     def n_padded(self) -> int:
-        """Columns with padding."""
+        """Columns with padding: whole panels."""
+        return round_up(self.n, self.width)
+
+    @property
+    def columns(self) -> int:
+        """Columns that the product writes: whole vectors or hardware tiles."""
         return round_up(self.n, self.lanes)
 
     @property
@@ -101,10 +105,10 @@ class PanelLayout:
 
     def at(self, k, n):
         """Flat index of element (k, n)."""
-        if not self.pack:
-            return k * self.n_padded + n
         p = self.pack
         k, n = tirx.convert(k), tirx.convert(n)
+        if not p:
+            return (tirx.floordiv(n, self.width) * self.k + k) * self.width + tirx.floormod(n, self.width)
         panel = tirx.floordiv(n, 16) * (self.k_padded // p) + tirx.floordiv(k, p)
         return panel * (16 * p) + tirx.floormod(n, 16) * p + tirx.floormod(k, p)
 

@@ -30,9 +30,7 @@ def _pick(better) -> Callable[[Expr, Expr], Expr]:
     def combine(x: Expr, y: Expr) -> Expr:
         chosen = better(x, y)
         if str(x.ty.dtype).startswith("float"):
-            chosen = tirx.Or(
-                chosen, is_nan(x)
-            )  # a NaN on the left stays; one on the right loses every comparison
+            chosen = tirx.Or(chosen, is_nan(x))  # a NaN on the left stays; one on the right loses every comparison
         return tirx.Select(chosen, x, y)
 
     return combine

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import tvm
 from tvm.target import codegen
 
+from .amx import request_permission
 from .fma import VectorUnit
 
 
@@ -34,7 +35,7 @@ def features_of(target: tvm.target.Target) -> CpuFeatures:
         return CpuFeatures(VectorUnit(128, 32))
     if not triple.startswith(("x86_64", "i686", "i386")):
         return CpuFeatures(VectorUnit(128, 16))
-    tile = has("amx-tile") and triple.startswith("x86_64") and "linux" in triple
+    tile = has("amx-tile") and "linux" in triple and request_permission()
     amx = (tile and has("amx-bf16"), tile and has("amx-int8"))
     if has("avx512f") and has("avx512bw") and has("avx512vl"):
         return CpuFeatures(VectorUnit(512, 32), *amx)

@@ -15,7 +15,7 @@ from tvm.ir import Expr
 
 from .builder import Builder, is_nan, lanes_of, splat, vtype
 
-_ROUND = 12582912.0  # 1.5 * 2**23: an integer added to it stands in the low bits
+_ROUND = 12582912.0  # 1.5 * 2**23: what is added to it is rounded to an integer, which stands in the low bits
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
 _LOG2_E = 1.44269504088896341
 _LOG2_E_MINUS_1 = 0.44269504088896340736
@@ -104,12 +104,13 @@ def _polynomial(b: Builder, x: Expr, coefficients: Sequence[float]) -> Expr:
 def _round(b: Builder, x: Expr) -> tuple[Expr, Expr]:
     """Nearest integer as float, and that integer shifted into the exponent field.
 
-    There is no float-to-int conversion, which is undefined for NaN and infinity; the rounding is an intrinsic because
-    TVM's simplifier folds ``(x + c) - c`` to ``x``.
+    Adding and subtracting 1.5 * 2**23 rounds arguments below 2**22; the callers replace the results of larger ones.
+    There is no float-to-int conversion, which is undefined for NaN and infinity. The sum must be bound: TVM's
+    simplifier would fold ``(x + c) - c`` to ``x``.
     """
-    whole = b.bind(tirx.nearbyint(x), "whole")
-    exponent = tirx.shift_left(_as_int(b.bind(whole + _f(_ROUND, x), "shifted")), _i(23, x))
-    return whole, b.bind(exponent, "exponent")
+    shifted = b.bind(x + _f(_ROUND, x), "shifted")
+    exponent = b.bind(tirx.shift_left(_as_int(shifted), _i(23, x)), "exponent")
+    return b.bind(shifted - _f(_ROUND, x), "whole"), exponent
 
 
 def exp2(b: Builder, x: Expr) -> Expr:
