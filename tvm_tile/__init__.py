@@ -43,6 +43,7 @@ _LAZY = {
     "schedule": (".schedule", None),
     "simulate": (".simulate", None),
     "target": (".runtime.targets", "target"),
+    "tune": (".tune", None),
 }
 
 __all__ = [

@@ -6,6 +6,7 @@ import json
 import shutil
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ def compile(  # noqa: A001  the public name
     func_or_module,
     target="auto",
     *,
+    shape: Mapping[str, Any] | None = None,
+    dtype: str | None = None,
     lowering: str = "optimised",
     cache: bool = True,
     name: str | None = None,
@@ -36,10 +39,15 @@ def compile(  # noqa: A001  the public name
 
     Parameters
     ----------
-    func_or_module : tvm.tirx.PrimFunc or tvm.IRModule
-        A function of the language (or any schedulable PrimFunc); a module with exactly one PrimFunc.
+    func_or_module : tvm.tirx.PrimFunc, tvm.IRModule, str or OpSpec
+        A function of the language (or any schedulable PrimFunc); a module with exactly one PrimFunc; or the name of an
+        op of the library, which takes its best known configuration for the shape (see :mod:`tvm_tile.tune.records`).
     target : str or tvm.target.Target
         As in :func:`tvm_tile.target`: ``"auto"`` is the GPU here, else this CPU.
+    shape : dict, optional
+        Shape parameters of an op given by its name; it may also stand second.
+    dtype : str, optional
+        Dtype of such an op.
     lowering : str
         ``"optimised"``, or ``"reference"``: no optimisation at all, on a CPU; the oracle for tests.
     cache : bool
@@ -59,6 +67,14 @@ def compile(  # noqa: A001  the public name
     """
     start = time.perf_counter()
     tvm = prepare_tvm()
+    if isinstance(target, Mapping) and shape is None:
+        shape, target = target, "auto"
+    if isinstance(func_or_module, str) or hasattr(func_or_module, "shape_params"):
+        from ..tune.apply import tuned_function
+
+        func_or_module = tuned_function(func_or_module, shape, dtype, target)
+    elif shape is not None or dtype is not None:
+        raise TileTypeError("shape and dtype are for an op given by its name; a function has its own")
     func, name = _single_function(func_or_module, name)
     where = resolve_target(target)
     if lowering not in LOWERINGS:
@@ -190,6 +206,7 @@ def _build(tvm, func, name: str, target, lowering: str, folder: Path):
         "arch": str(target.attrs["arch"]) if cuda else None,
         "lowering": lowering if tile else "stock",
         "config": _config_of(func),
+        "config_source": str((func.attrs or {}).get("tile.config_source", "")),
         "resources": resources.to_json(),
     }
     if find_cc() is not None:
@@ -316,6 +333,7 @@ def _kernel(entry: disk.Entry, start: float, *, cached: bool, module=None, keep=
         arch=data["arch"],
         lowering=data["lowering"],
         config=data["config"],
+        config_source=data["config_source"],
         resources=data["resources"],
         folder=entry.folder,
         library=library,

@@ -30,6 +30,7 @@ class Artifacts:
     arch: str | None = None
     lowering: str = "optimised"
     config: dict = field(default_factory=dict)
+    config_source: str = ""
     resources: dict | None = None
     folder: Path | None = None
     library: Path | None = None
@@ -152,6 +153,11 @@ class Kernel:
     def config(self) -> dict:
         """Tunable parameters that the kernel was made with (empty where its factory recorded none)."""
         return dict(self._artifacts.config)
+
+    @property
+    def config_source(self) -> str:
+        """Where :attr:`config` is from, for an op compiled by its name: ``exact``, ``nearest`` or ``default``, and why."""
+        return self._artifacts.config_source
 
     @property
     def resources(self) -> Resources:

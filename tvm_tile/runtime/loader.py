@@ -45,6 +45,7 @@ def load(path: str | os.PathLike) -> Kernel:
         arch=metadata.get("arch"),
         lowering=metadata.get("lowering", "optimised"),
         config=metadata.get("config", {}),
+        config_source=metadata.get("config_source", ""),
         resources=metadata.get("resources"),
         library=path.resolve(),
     )
