@@ -39,7 +39,13 @@ def test_everything_prints_parses_and_survives_json():
 
 
 @SMALL
-@given(st.integers(1, 70), st.integers(1, 70), st.sampled_from([8, 16, 32]), st.sampled_from(["float16", "int8", "float32"]), st.sampled_from(["shared", "fragment"]))  # fmt: skip
+@given(
+    st.integers(1, 70),
+    st.integers(1, 70),
+    st.sampled_from([8, 16, 32]),
+    st.sampled_from(["float16", "int8", "float32"]),
+    st.sampled_from(["shared", "fragment"]),
+)
 def test_copies_round_trip(m, n, block, dtype, scope):
     func = check_round_trip(kernels.copies(m, n, block, dtype, scope))
     a, b = rand(np.random.default_rng(0), (m, n), dtype), out((m, n))
@@ -48,7 +54,13 @@ def test_copies_round_trip(m, n, block, dtype, scope):
 
 
 @SMALL
-@given(st.integers(1, 40), st.sampled_from([-2, -1, 1, 2, 3]), st.integers(-5, 5), st.sampled_from(["float32", "int32"]), st.integers(0, 2))
+@given(
+    st.integers(1, 40),
+    st.sampled_from([-2, -1, 1, 2, 3]),
+    st.integers(-5, 5),
+    st.sampled_from(["float32", "int32"]),
+    st.integers(0, 2),
+)
 def test_elementwise_round_trip(size, stride, offset, dtype, loops):
     func = check_round_trip(kernels.elementwise(size, stride, offset, dtype, loops))
     a, b = rand(np.random.default_rng(0), size, dtype), out(size, dtype)
@@ -61,7 +73,13 @@ def test_elementwise_round_trip(size, stride, offset, dtype, loops):
 
 
 @SMALL
-@given(st.integers(1, 9), st.integers(1, 9), st.sampled_from(["max", "min", "sum", "absmax"]), st.sampled_from([0, 1]), st.sampled_from(["float32", "int32"]))  # fmt: skip
+@given(
+    st.integers(1, 9),
+    st.integers(1, 9),
+    st.sampled_from(["max", "min", "sum", "absmax"]),
+    st.sampled_from([0, 1]),
+    st.sampled_from(["float32", "int32"]),
+)
 def test_reductions_round_trip(rows, columns, kind, dim, dtype):
     func = check_round_trip(kernels.reductions(rows, columns, kind, dim, dtype))
     a = rand(np.random.default_rng(0), (rows, columns), dtype)
@@ -78,7 +96,17 @@ def test_every_operation_reads_back():
     func = kernels.everything()
     ops = list(ir.tile_ops(func.body))
     names = {type(op) for op in ops}
-    assert names == {ir.CopyOp, ir.FillOp, ir.GemmOp, ir.ReduceOp, ir.CumsumOp, ir.ParallelOp, ir.PrintOp, ir.AssertOp, ir.SyncOp}  # fmt: skip
+    assert names == {
+        ir.CopyOp,
+        ir.FillOp,
+        ir.GemmOp,
+        ir.ReduceOp,
+        ir.CumsumOp,
+        ir.ParallelOp,
+        ir.PrintOp,
+        ir.AssertOp,
+        ir.SyncOp,
+    }
     copy = next(op for op in ops if isinstance(op, ir.CopyOp))
     assert (copy.src.buffer.name, copy.dst.buffer.name, copy.dst.whole, copy.dst.shape) == ("A", "a", True, [32, 16])
     assert copy.safe_value == float("-inf") and copy.src_guard is not None and copy.dst_guard is None
@@ -121,7 +149,9 @@ def test_match_op_takes_exactly_the_loops_of_the_operation():
 def test_a_block_the_language_does_not_make_is_our_fault():
     func = kernels.copies(16, 16, 16, "float32", "shared")
     realize = next(ir.tile_ops(func.body)).realize
-    broken = s_tir.SBlock(realize.block.iter_vars, [], [], "copy", tirx.Evaluate(0), annotations=realize.block.annotations)
+    broken = s_tir.SBlock(
+        realize.block.iter_vars, [], [], "copy", tirx.Evaluate(0), annotations=realize.block.annotations
+    )
     with pytest.raises(tvm_tile.InternalError, match="copy"):
         ir.read_op(s_tir.SBlockRealize(realize.iter_values, True, broken))
 
@@ -274,7 +304,9 @@ def opaque_condition(A, c, D, i, j, bx):
         c[0, j] = 1.0
 
 
-@pytest.mark.parametrize("body", [transpose_in_place, diagonals, folded, two_stores, shifted, inner_loop, guarded_badly, opaque_condition])  # fmt: skip
+@pytest.mark.parametrize(
+    "body", [transpose_in_place, diagonals, folded, two_stores, shifted, inner_loop, guarded_badly, opaque_condition]
+)
 def test_dependent_iterations_are_refused_with_a_witness(body):
     with pytest.raises(tvm_tile.TileShapeError, match=r"iterations \(.*\) and \(.*\) meet at c\["):
         parallel(body)

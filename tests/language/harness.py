@@ -1,4 +1,4 @@
-"""Runs a parsed kernel twice, by the tests' own interpreter and through the reference lowering, and compares the two."""
+"""Runs a parsed kernel by the tests' own interpreter and through the reference lowering, and compares the two."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The serial meaning of tile IR, executed: PrimFunc -> Python source over NumPy arrays.
 
-Independent of TVM's code generation, so that it can judge it. On-chip memory starts as NaN (0x7f bytes for integers), an
-index outside of a buffer raises, and every scalar has exactly its declared dtype.
+Independent of TVM's code generation, so that it can judge it. On-chip memory starts as NaN (0x7f bytes for integers),
+an index outside of a buffer raises, and every scalar has exactly its declared dtype.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from tvm.s_tir import SBlock, SBlockRealize
 
 _BINARY = {
     "Add": "({} + {})", "Sub": "({} - {})", "Mul": "({} * {})", "FloorDiv": "({} // {})", "FloorMod": "({} % {})",
-    "EQ": "({} == {})", "NE": "({} != {})", "LT": "({} < {})", "LE": "({} <= {})", "GT": "({} > {})", "GE": "({} >= {})",
-    "And": "({} and {})", "Or": "({} or {})", "Min": "_min({}, {})", "Max": "_max({}, {})",
+    "EQ": "({} == {})", "NE": "({} != {})", "LT": "({} < {})", "LE": "({} <= {})", "GT": "({} > {})",
+    "GE": "({} >= {})", "And": "({} and {})", "Or": "({} or {})", "Min": "_min({}, {})", "Max": "_max({}, {})",
     "BitwiseAnd": "({} & {})", "BitwiseOr": "({} | {})", "BitwiseXor": "({} ^ {})", "LShift": "({} << {})",
     "RShift": "({} >> {})",
 }  # fmt: skip
 _CALLS = {
-    "exp": np.exp, "exp2": np.exp2, "log": np.log, "log2": np.log2, "sqrt": np.sqrt, "tanh": np.tanh, "fabs": np.abs, "abs": np.abs,
-    "isnan": np.isnan, "isinf": np.isinf, "floor": np.floor, "ceil": np.ceil, "round": np.round, "sin": np.sin, "cos": np.cos,
+    "exp": np.exp, "exp2": np.exp2, "log": np.log, "log2": np.log2, "sqrt": np.sqrt, "tanh": np.tanh,
+    "fabs": np.abs, "abs": np.abs, "isnan": np.isnan, "isinf": np.isinf, "floor": np.floor, "ceil": np.ceil,
+    "round": np.round, "sin": np.sin, "cos": np.cos, "pow": lambda a, b: a**b,
     "rsqrt": lambda x: type(x)(1) / np.sqrt(x), "sigmoid": lambda x: type(x)(1) / (type(x)(1) + np.exp(-x)),
     "bitwise_and": lambda a, b: a & b, "bitwise_or": lambda a, b: a | b, "bitwise_xor": lambda a, b: a ^ b,
-    "bitwise_not": lambda a: ~a, "shift_left": lambda a, b: a << b, "shift_right": lambda a, b: a >> b, "pow": lambda a, b: a**b,
+    "bitwise_not": lambda a: ~a, "shift_left": lambda a, b: a << b, "shift_right": lambda a, b: a >> b,
 }  # fmt: skip
 
 
@@ -76,8 +77,18 @@ class Interpreter:
         self.names: dict[Var, str] = {}
         self.lines: list[str] = []
         self.depth = 1
-        self.env = {"np": np, "_at": _at, "_cast": _cast, "_poisoned": poisoned, "_min": min, "_max": max, "_div": self._div,
-                    "_assert": self._assert, "_print": self._print, "DeviceAssertion": DeviceAssertion}  # fmt: skip
+        self.env = {
+            "np": np,
+            "_at": _at,
+            "_cast": _cast,
+            "_poisoned": poisoned,
+            "_min": min,
+            "_max": max,
+            "_div": self._div,
+            "_assert": self._assert,
+            "_print": self._print,
+            "DeviceAssertion": DeviceAssertion,
+        }
         params = [self.name(p) for p in func.params]
         for param in func.params:
             if tirx.is_buffer_var(param):

@@ -13,7 +13,20 @@ def product(a, b, accumulator="float32"):
     return (a.astype(kind) @ b.astype(kind)).astype(accumulator)
 
 
-@pytest.mark.parametrize("dtype, accumulator", [("float16", "float32"), ("float16", "float16"), ("bfloat16", "float32"), ("float32", "float32"), ("float64", "float64"), ("float8_e4m3fn", "float32"), ("float8_e5m2", "float32"), ("int8", "int32"), ("uint8", "int32")])  # fmt: skip
+@pytest.mark.parametrize(
+    "dtype, accumulator",
+    [
+        ("float16", "float32"),
+        ("float16", "float16"),
+        ("bfloat16", "float32"),
+        ("float32", "float32"),
+        ("float64", "float64"),
+        ("float8_e4m3fn", "float32"),
+        ("float8_e5m2", "float32"),
+        ("int8", "int32"),
+        ("uint8", "int32"),
+    ],
+)
 @pytest.mark.parametrize("trans_a, trans_b", [(False, False), (False, True), (True, False), (True, True)])
 def test_dtypes_and_transposes(dtype, accumulator, trans_a, trans_b):
     m, n, k = 16, 8, 24

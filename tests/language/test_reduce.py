@@ -7,7 +7,13 @@ import tvm_tile.language as T
 
 from .harness import out, rand, run
 
-NUMPY = {"max": np.max, "min": np.min, "sum": np.sum, "absmax": lambda x, axis: np.max(np.abs(x), axis), "abssum": lambda x, axis: np.sum(np.abs(x), axis)}  # fmt: skip
+NUMPY = {
+    "max": np.max,
+    "min": np.min,
+    "sum": np.sum,
+    "absmax": lambda x, axis: np.max(np.abs(x), axis),
+    "abssum": lambda x, axis: np.sum(np.abs(x), axis),
+}
 
 
 def make(kind, shape, dim, scope, clear, keep, dtype, out_dtype=None):
@@ -35,7 +41,17 @@ def make(kind, shape, dim, scope, clear, keep, dtype, out_dtype=None):
 
 
 @pytest.mark.parametrize("kind", sorted(NUMPY))
-@pytest.mark.parametrize("shape, dim, keep", [((12, 48), 1, False), ((12, 48), -1, True), ((9, 5), 0, False), ((3, 4, 5), 1, False), ((37,), 0, False), ((1, 7), 0, True)])  # fmt: skip
+@pytest.mark.parametrize(
+    "shape, dim, keep",
+    [
+        ((12, 48), 1, False),
+        ((12, 48), -1, True),
+        ((9, 5), 0, False),
+        ((3, 4, 5), 1, False),
+        ((37,), 0, False),
+        ((1, 7), 0, True),
+    ],
+)
 @pytest.mark.parametrize("clear", [True, False])
 def test_reductions(kind, shape, dim, keep, clear):
     rng = np.random.default_rng(len(shape))

@@ -199,7 +199,7 @@ def test_python_data_unrolls_at_parse_time():
             for n, s in enumerate(scales):
                 total = total + s  # straight-line code: rebinding is fine
                 A[n] = total
-            for (name, value), other in zip(names.items(), (10, 20)):
+            for (name, value), other in zip(names.items(), (10, 20), strict=True):
                 A[2 + value] = value * other
             squares = [i * i for i in (1, 2, 3)]
             A[5] = sum(squares)

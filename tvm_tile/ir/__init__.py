@@ -1,9 +1,9 @@
 """Tile IR: plain TensorIR whose annotated SBlocks are tile operations.
 
-Each operation is one loop nest around one SBlock annotated ``tile.op``; its serial execution is its meaning. The functions
-here read the blocks back as dataclasses (:mod:`tvm_tile.ir.ops`), guard out-of-bounds accesses (:mod:`tvm_tile.ir.bounds`),
-bring parsed functions to normal form (:mod:`tvm_tile.ir.normalize`) and check what the language promises
-(:mod:`tvm_tile.ir.verify`).
+Each operation is one loop nest around one SBlock annotated ``tile.op``; its serial execution is its meaning. The
+functions here read the blocks back as dataclasses (:mod:`tvm_tile.ir.ops`), guard out-of-bounds accesses
+(:mod:`tvm_tile.ir.bounds`), bring parsed functions to normal form (:mod:`tvm_tile.ir.normalize`) and check what the
+language promises (:mod:`tvm_tile.ir.verify`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Out-of-bounds rules: loads outside a tensor give 0 (or its safe value), stores are dropped, proofs cost nothing.
 
-Accesses whose indices are provably inside stay as they are; the others get a condition. An on-chip access that is outside
-for certain is refused.
+Accesses whose indices are provably inside stay as they are; the others get a condition. An on-chip access that is
+outside for certain is refused.
 """
 
 from __future__ import annotations
@@ -264,7 +264,8 @@ class _Guard:
             raise TileShapeError(
                 f"{what} cannot be proven to stay inside {buffer.name} {_shape(buffer)}",
                 self._where(),
-                f"a T.{self.op} works on whole tiles: slice {buffer.name} with bounds the compiler can see, or guard the operation",
+                f"a T.{self.op} works on whole tiles: slice {buffer.name} with bounds the compiler can see, or guard "
+                f"the operation",
             )
         condition = terms[0]
         for term in terms[1:]:

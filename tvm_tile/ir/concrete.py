@@ -1,4 +1,4 @@
-"""Integer expressions evaluated over many points at once with NumPy: the search for counterexamples in :mod:`.races`."""
+"""Integer expressions at many points at once, with NumPy: for the search for counterexamples in :mod:`.races`."""
 
 from __future__ import annotations
 

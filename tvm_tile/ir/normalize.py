@@ -1,7 +1,7 @@
 """From what the parser built to normal form: guarded accesses, blocks that name the outer loops they use, source spans.
 
-TVM's block rules forbid a block with iteration variables to mention an outer loop directly; the loop is bound as one more
-spatial axis instead. The tile's own axes always come first, as many as ``tile.axes`` says.
+TVM's block rules forbid a block with iteration variables to mention an outer loop directly; the loop is bound as one
+more spatial axis instead. The tile's own axes always come first, as many as ``tile.axes`` says.
 """
 
 from __future__ import annotations
@@ -81,8 +81,7 @@ def _drop_unused_values(func: tirx.PrimFunc) -> tirx.PrimFunc:
         unused = {b.var for b in bound if uses.get(b.var, 0) <= 1 and not _has_effect(b.value)}
         if not unused:
             return func
-        nothing = tirx.Evaluate(0)
-        func = rewrite(func, [(tirx.Bind, lambda b, m, unused=unused: nothing if b.var in unused else b)])
+        func = rewrite(func, [(tirx.Bind, lambda b, m, unused=unused: tirx.Evaluate(0) if b.var in unused else b)])
         func = rewrite(func, [(tirx.SeqStmt, lambda s, m: _without_nops(s, m))])
 
 
@@ -184,8 +183,8 @@ def _whole(buffer: Var) -> TensorRegion:
 def _set_kernel_regions(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Blocks around operations read and write whole buffers.
 
-    Regions that mention values bound inside such a block would not parse back. The kernel block names the global tensors,
-    a ``T.ws`` block also the on-chip buffers.
+    Regions that mention values bound inside such a block would not parse back. The kernel block names the global
+    tensors, a ``T.ws`` block also the on-chip buffers.
     """
 
     def on_block(block, mutator):

@@ -1,7 +1,7 @@
 """Tile operations read back from annotated SBlocks as dataclasses.
 
-Index expressions in a :class:`Region` mention the operation's *outer* variables (kernel axes, loops, bound values), not the
-block's own copies of them: :func:`read_op` undoes the binding of outer loops.
+Index expressions in a :class:`Region` mention the operation's *outer* variables (kernel axes, loops, bound values),
+not the block's own copies of them: :func:`read_op` undoes the binding of outer loops.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from .kernels import plain
 from .visit import mentions, source_location, substitute, walk
 
 __all__ = [
-    "AssertOp", "Axis", "CopyOp", "CumsumOp", "FillOp", "GemmOp", "ParallelOp", "PrintOp", "ReduceOp", "Region", "SyncOp",
-    "TileOp", "match_op", "read_op", "tile_ops",
+    "AssertOp", "Axis", "CopyOp", "CumsumOp", "FillOp", "GemmOp", "ParallelOp", "PrintOp", "ReduceOp", "Region",
+    "SyncOp", "TileOp", "match_op", "read_op", "tile_ops",
 ]  # fmt: skip
 
 
@@ -134,8 +134,8 @@ class TileOp:
 class CopyOp(TileOp):
     """``dst[...] = cast(src[...])`` with bounds guards.
 
-    ``src_guard`` and ``dst_guard`` are conditions over axes and outer variables, or None; ``safe_value`` is what a guarded
-    load gives outside.
+    ``src_guard`` and ``dst_guard`` are conditions over axes and outer variables, or None; ``safe_value`` is what a
+    guarded load gives outside.
     """
 
     src: Region = None
@@ -323,8 +323,8 @@ def _read_copy(common, notes) -> CopyOp:
     if not isinstance(value, TensorLoad):
         raise InternalError(f"a copy loads one element, but this is {value}")
     axes = common["axes"]
-    return CopyOp(**common, src=_region(value.source, value.indices, axes), dst=_region(store.buffer, store.indices, axes),
-                  src_guard=src_guard, dst_guard=dst_guard, safe_value=safe)  # fmt: skip
+    return CopyOp(**common, src=_region(value.source, value.indices, axes), dst=_region(store.buffer, store.indices,
+    axes),               src_guard=src_guard, dst_guard=dst_guard, safe_value=safe)  # fmt: skip
 
 
 def _read_fill(common, notes) -> FillOp:
@@ -352,7 +352,8 @@ def _read_gemm(common, notes) -> GemmOp:
     return GemmOp(
         **common, a=_region(left.source, left.indices, axes), b=_region(right.source, right.indices, axes),
         c=_region(store.buffer, store.indices, axes), m=m, n=n, k=k, trans_a=trans_a, trans_b=trans_b,
-        policy=str(notes["tile.policy"]), clear_accum=common["init"] is not None, precision=str(notes["tile.precision"]),
+        policy=str(notes["tile.policy"]), precision=str(notes["tile.precision"]),
+        clear_accum=common["init"] is not None,
         mask=mask, mask_value=mask_value,
     )  # fmt: skip
 
@@ -365,8 +366,8 @@ def _read_reduce(common, notes) -> ReduceOp:
     if not sources:
         raise InternalError("a reduction reads a tile")
     return ReduceOp(
-        **common, src=_region(sources[0].source, sources[0].indices, axes), dst=_region(store.buffer, store.indices, axes),
-        kind=str(notes["tile.reduce"]), dim=int(notes["tile.dim"]), clear=common["init"] is not None,
+        **common, src=_region(sources[0].source, sources[0].indices, axes), dst=_region(store.buffer, store.indices,
+        axes), kind=str(notes["tile.reduce"]), dim=int(notes["tile.dim"]), clear=common["init"] is not None,
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Independence of the iterations of a ``T.Parallel``: a search for two iterations that meet at one element.
 
-Indices of the usual form (each axis alone in one dimension) are independent by inspection. Everything else is evaluated at
-every point of the iteration space, with outer variables at a few sample values: two iterations that store the same
+Indices of the usual form (each axis alone in one dimension) are independent by inspection. Everything else is evaluated
+at every point of the iteration space, with outer variables at a few sample values: two iterations that store the same
 element, or one that reads what another one stores, are the counterexample that the error shows. Indices that themselves
 read memory (scatter) are the author's responsibility.
 """
@@ -20,7 +20,7 @@ from tvm.tirx import Bind, BufferStore, For, IfThenElse, is_buffer_var
 from ..errors import SourceLocation, TileShapeError, TileSyntaxError
 from .concrete import Opaque, evaluate
 from .ops import ParallelOp
-from .visit import mentions, substitute, walk
+from .visit import substitute, walk
 
 __all__ = ["check_independent"]
 
@@ -282,7 +282,8 @@ def _check_scratch(op: ParallelOp, accesses: _Accesses) -> None:
             continue
         if not any(_covers(op, store, load) for store in accesses.stores if store.buffer.same_as(load.buffer)):
             raise TileSyntaxError(
-                f"T.Parallel reads {_text(load)} before the same iteration has written it: per-thread memory does not carry "
+                f"T.Parallel reads {_text(load)} before the same iteration has written it: per-thread memory does "
+                f"not carry "
                 "values from one iteration to another",
                 op.location,
                 f"write {load.buffer.name} first in every iteration, without a condition around it",

@@ -1,7 +1,7 @@
 """What the language promises and the parser cannot see statement by statement.
 
-Checked here: iterations of ``T.Parallel`` are independent, per-thread scratch does not leave the loop that wrote it, every
-annotated block reads back.
+Checked here: iterations of ``T.Parallel`` are independent, per-thread scratch does not leave the loop that wrote it,
+every annotated block reads back.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def _check_scratch_stays_inside(kernel, scratch) -> None:
         for buffer, where in scratch:
             if load.source.same_as(buffer) and not any(load.same_as(other) for other in inside):
                 raise TileSyntaxError(
-                    f"{buffer.name} is per-thread memory that T.Parallel writes; its value differs from thread to thread and "
+                    f"{buffer.name} is per-thread memory that T.Parallel writes; its value differs from thread to "
+                    f"thread and "
                     f"cannot be read as {load} outside of the loop",
                     where,
                     "use a fragment or a shared tile for results of T.Parallel",

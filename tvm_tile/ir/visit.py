@@ -1,7 +1,7 @@
 """Walking and rewriting IR: thin layers over ``tvm_ffi``'s structural visitors.
 
-An exception raised in a callback crosses C++ on its way out and may change its type and text there; these functions hand
-the original exception on.
+An exception raised in a callback crosses C++ on its way out and may change its type and text there; these functions
+hand the original exception on.
 """
 
 from __future__ import annotations

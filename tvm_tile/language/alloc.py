@@ -1,4 +1,4 @@
-"""Parameters and on-chip memory: tensors, symbolic dimensions, shared tiles, fragments, per-thread memory, variables."""
+"""Parameters and on-chip memory: tensors, symbolic dimensions, shared tiles, fragments, scratch, variables."""
 
 from __future__ import annotations
 
@@ -45,6 +45,11 @@ def dynamic(names: str, dtype: str = "int32"):
     -------
     Var or tuple of Var
         One variable a name; a single name yields the variable itself.
+
+    Examples
+    --------
+    >>> m, n = T.dynamic("m, n")
+    >>> A = T.Tensor((m, n * 2), "float16")
     """
     if dtype not in ("int32", "int64"):
         raise TileTypeError(f"T.dynamic: dtype must be int32 or int64, but it is {dtype!r}")
@@ -65,7 +70,9 @@ def _shape(shape, what: str) -> tuple:
         value = const_int(extent)
         if value is None and not tvm.ir.is_prim_expr(extent):
             advice = f"declare it before: {extent} = T.dynamic({extent!r})" if isinstance(extent, str) else None
-            raise TileTypeError(f"{what}: extent {extent!r} in shape {shape_text(shape)} is not an integer", advice=advice)
+            raise TileTypeError(
+                f"{what}: extent {extent!r} in shape {shape_text(shape)} is not an integer", advice=advice
+            )
         if value is not None and value < 0:
             raise TileShapeError(f"{what}: extent {value} in shape {shape_text(shape)} is negative")
         out.append(value if value is not None else extent)
@@ -81,6 +88,13 @@ def Tensor(shape, dtype="float32"):  # noqa: N802  (a type in annotations)
         Extents: ints, :func:`dynamic` variables or expressions of them.
     dtype : str
         Element dtype.
+
+    Examples
+    --------
+    >>> n = T.dynamic("n")
+    >>> A = T.Tensor((n, 64), "float16")
+    >>> [str(extent) for extent in A.shape]
+    ['n', '64']
     """
     return B.buffer(_shape(shape, "T.Tensor"), check_dtype(dtype, "T.Tensor"))
 
@@ -94,6 +108,11 @@ def StridedTensor(shape, strides, dtype="float32"):  # noqa: N802
         Extents and strides in elements, of the same length; strides may be symbolic (checked at the call).
     dtype : str
         Element dtype.
+
+    Examples
+    --------
+    >>> n, stride = T.dynamic("n, stride")
+    >>> A = T.StridedTensor((n, 64), (stride, 1), "float16")
     """
     shape, strides = _shape(shape, "T.StridedTensor"), _shape(strides, "T.StridedTensor")
     if len(shape) != len(strides):
@@ -111,7 +130,8 @@ def _static_shape(shape, what: str) -> tuple[int, ...]:
             raise TileShapeError(
                 f"{what}: extent {extent} of shape {shape_text(shape)} is not a compile-time constant; "
                 "on-chip memory has a fixed size",
-                advice="use a tile size that is a Python integer; T.copy zero-fills the part of a tile beyond a ragged edge",
+                advice="use a tile size that is a Python integer; T.copy zero-fills the part of a tile beyond a "
+                "ragged edge",
             )
         if extent == 0:
             raise TileShapeError(
@@ -145,6 +165,14 @@ def alloc_shared(shape, dtype="float16"):
     ------
     TileShapeError
         When an extent is symbolic, zero or negative.
+
+    Examples
+    --------
+    >>> @T.prim_func
+    ... def kernel(A: T.Tensor((100,), "float32"), B: T.Tensor((100,), "float32")):
+    ...     with T.Kernel(2, threads=64) as bx:
+    ...         tile = T.alloc_shared((64,), "float32")
+    ...         T.copy(A[bx * 64], tile)
     """
     return _alloc(shape, dtype, "shared", "T.alloc_shared")
 
@@ -158,6 +186,14 @@ def alloc_fragment(shape, dtype="float32"):
         Extents, compile-time constants.
     dtype : str
         Element dtype.
+
+    Examples
+    --------
+    >>> @T.prim_func
+    ... def kernel(A: T.Tensor((100,), "float32"), B: T.Tensor((100,), "float32")):
+    ...     with T.Kernel(2, threads=64) as bx:
+    ...         tile = T.alloc_fragment((64,), "float32")
+    ...         T.copy(A[bx * 64], tile)
     """
     return _alloc(shape, dtype, "local.fragment", "T.alloc_fragment")
 
@@ -171,6 +207,17 @@ def alloc_local(shape, dtype="float32"):
         Extents, compile-time constants.
     dtype : str
         Element dtype.
+
+    Examples
+    --------
+    >>> @T.prim_func
+    ... def kernel(A: T.Tensor((100,), "float32"), B: T.Tensor((100,), "float32")):
+    ...     with T.Kernel(1, threads=32) as bx:
+    ...         for i in T.Parallel(25):
+    ...             four = T.alloc_local((4,), "float32")
+    ...             for k in T.unroll(4):
+    ...                 four[k] = A[i * 4 + k]
+    ...             B[i] = T.max(T.max(four[0], four[1]), T.max(four[2], four[3]))
     """
     return _alloc(shape, dtype, "local", "T.alloc_local")
 
@@ -197,6 +244,17 @@ def alloc_var(dtype="int32", init=None):
         Dtype of the value.
     init : scalar or expression, optional
         Initial value; without it, the variable must be written before it is read.
+
+    Examples
+    --------
+    >>> @T.prim_func
+    ... def kernel(A: T.Tensor((100,), "float32"), B: T.Tensor((100,), "float32")):
+    ...     with T.Kernel(2, threads=64) as bx:
+    ...         blocks = T.alloc_var("int32", init=0)
+    ...         for k in T.serial(10):
+    ...             if A[k * 10] > 0:
+    ...                 blocks = blocks + 1
+    ...         B[bx] = blocks
     """
     context = inside_kernel("T.alloc_var")
     if context.in_parallel:
@@ -260,6 +318,15 @@ def reshape(buffer, shape):
         A shared tile, fragment or per-thread array.
     shape : tuple of int
         Extents with the same number of elements.
+
+    Examples
+    --------
+    >>> @T.prim_func
+    ... def kernel(A: T.Tensor((100,), "float32"), B: T.Tensor((100,), "float32")):
+    ...     with T.Kernel(2, threads=64) as bx:
+    ...         tile = T.alloc_shared((4, 16), "float32")
+    ...         flat = T.reshape(tile, (64,))
+    ...         T.copy(A[bx * 64], flat)
     """
     return _alias(buffer, shape, dtype_of(buffer) if is_buffer_var(buffer) else "", "T.reshape")
 
@@ -275,6 +342,17 @@ def view(buffer, shape=None, dtype=None):
         Extents; the buffer's own by default.
     dtype : str, optional
         Element dtype; the buffer's own by default.
+
+    Examples
+    --------
+    >>> @T.prim_func
+    ... def kernel(A: T.Tensor((100,), "float32"), B: T.Tensor((100,), "float32")):
+    ...     with T.Kernel(2, threads=64) as bx:
+    ...         tile = T.alloc_shared((64,), "float32")
+    ...         bits = T.view(tile, dtype="int32")
+    ...         T.copy(A[bx * 64], tile)
+    ...         for i in T.Parallel(64):
+    ...             bits[i] = bits[i] & 0x7FFFFFFF  # drops the sign
     """
     if not is_buffer_var(buffer):
         raise TileTypeError(f"T.view takes a whole buffer, but got {type(buffer).__name__}")

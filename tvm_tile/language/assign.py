@@ -136,7 +136,8 @@ def check_rebinding(self, node, target) -> None:
                     node,
                     TileSyntaxError(
                         f"{name!r} names a value bound outside of this loop or branch and cannot be rebound inside",
-                        advice=f"make it a variable: {name} = T.alloc_var(dtype, init=...), then assign it; sum a tile with "
+                        advice=f"make it a variable: {name} = T.alloc_var(dtype, init=...), then assign it; sum a "
+                        f"tile with "
                         "T.reduce_sum; or use another name",
                     ),
                 )
@@ -223,7 +224,8 @@ def _store(self, node, target: doc.Subscript, value) -> None:
         self.report_error(
             target,
             TileTypeError(
-                f"{buffer.name} is a fragment: its elements are spread over the threads, so a single one cannot be stored here",
+                f"{buffer.name} is a fragment: its elements are spread over the threads, so a single one cannot be "
+                f"stored here",
                 advice=f"write `for i in T.Parallel(...): {buffer.name}[i] = ...`, or T.fill({buffer.name}, value)",
             ),
         )
@@ -249,7 +251,8 @@ def _check_indices(self, target, buffer, indices: list) -> None:
         self.report_error(
             target,
             TileShapeError(
-                f"{buffer.name} has {rank} dimensions {shape_text(buffer.ty.shape)}, but it is indexed with {len(indices)}",
+                f"{buffer.name} has {rank} dimensions {shape_text(buffer.ty.shape)}, but it is indexed with "
+                f"{len(indices)}",
                 advice=f"write {buffer.name}[{', '.join('ijklmn'[:rank])}]",
             ),
         )

@@ -95,8 +95,8 @@ def _tile(context, op: str, region: Region, value, what: str) -> None:
 def atomic_add(element, value, return_prev: bool = False):
     """Add to memory that other threads and CTAs also update.
 
-    Inside ``T.Parallel`` it runs once an iteration, elsewhere once a CTA (not once a thread). Given a slice or buffer, it
-    adds a tile element by element.
+    Inside ``T.Parallel`` it runs once an iteration, elsewhere once a CTA (not once a thread). Given a slice or buffer,
+    it adds a tile element by element.
 
     Parameters
     ----------
@@ -106,17 +106,48 @@ def atomic_add(element, value, return_prev: bool = False):
         What to add.
     return_prev : bool
         Return the value before the addition (single elements only).
+
+    Examples
+    --------
+    >>> @T.prim_func
+    ... def kernel(C: T.Tensor((2,), "int32")):
+    ...     with T.Kernel(1, threads=128) as bx:
+    ...         for i in T.Parallel(128):
+    ...             T.atomic_add(C[0], 1)  # 128 iterations
+    ...         T.atomic_add(C[1], 1)  # once a CTA
+    >>> c = np.zeros(2, "int32")
+    >>> tvm_tile.compile(kernel, "llvm", lowering="reference")(c)
+    >>> c.tolist()
+    [128, 1]
     """
     return _atomic("add", element, value, return_prev)
 
 
 def atomic_max(element, value, return_prev: bool = False):
-    """Atomic maximum. Parameters as in :func:`atomic_add`."""
+    """Atomic maximum. Parameters as in :func:`atomic_add`.
+
+    Examples
+    --------
+    >>> @T.prim_func
+    ... def kernel(A: T.Tensor((128,), "int32"), C: T.Tensor((1,), "int32")):
+    ...     with T.Kernel(2, threads=64) as bx:
+    ...         for i in T.Parallel(64):
+    ...             T.atomic_max(C[0], A[bx * 64 + i])
+    """
     return _atomic("max", element, value, return_prev)
 
 
 def atomic_min(element, value, return_prev: bool = False):
-    """Atomic minimum. Parameters as in :func:`atomic_add`."""
+    """Atomic minimum. Parameters as in :func:`atomic_add`.
+
+    Examples
+    --------
+    >>> @T.prim_func
+    ... def kernel(A: T.Tensor((128,), "int32"), C: T.Tensor((1,), "int32")):
+    ...     with T.Kernel(2, threads=64) as bx:
+    ...         for i in T.Parallel(64):
+    ...             T.atomic_min(C[0], A[bx * 64 + i])
+    """
     return _atomic("min", element, value, return_prev)
 
 
@@ -129,6 +160,13 @@ def print_(value, msg: str = "") -> None:
         What to print.
     msg : str
         Text before it.
+
+    Examples
+    --------
+    >>> @T.prim_func
+    ... def kernel(A: T.Tensor((100,), "float32"), B: T.Tensor((100,), "float32")):
+    ...     with T.Kernel(2, threads=64) as bx:
+    ...         T.print(A[bx * 64], "first of the tile")
     """
     context = inside_kernel("T.print")
     if isinstance(value, str):
@@ -163,6 +201,14 @@ def device_assert(condition, msg: str = "") -> None:
         bool expression.
     msg : str
         Text of the error.
+
+    Examples
+    --------
+    >>> @T.prim_func
+    ... def kernel(A: T.Tensor((100,), "float32"), B: T.Tensor((100,), "float32")):
+    ...     with T.Kernel(2, threads=64) as bx:
+    ...         for i in T.Parallel(50):
+    ...             T.device_assert(A[bx * 50 + i] >= 0, "negative")
     """
     context = inside_kernel("T.device_assert")
     if isinstance(condition, bool):

@@ -30,6 +30,19 @@ def copy(src, dst) -> None:
     ------
     TileShapeError
         When the two sides have different extents.
+
+    Examples
+    --------
+    >>> @T.prim_func
+    ... def kernel(A: T.Tensor((100,), "float32"), B: T.Tensor((100,), "float32")):
+    ...     with T.Kernel(2, threads=64) as bx:
+    ...         tile = T.alloc_shared((64,), "float32")
+    ...         T.copy(A[bx * 64], tile)  # the second tile ends beyond A: zeros
+    ...         T.copy(tile, B[bx * 64])  # what lies beyond B is dropped
+    >>> a, b = np.arange(100, dtype="float32"), np.empty(100, "float32")
+    >>> tvm_tile.compile(kernel, "llvm", lowering="reference")(a, b)
+    >>> bool((a == b).all())
+    True
     """
     context = tile_op("T.copy")
     source, target = as_region(src, "T.copy", "src"), as_region(dst, "T.copy", "dst")
@@ -81,7 +94,8 @@ def _align(source: Region, target: Region) -> tuple[Region, Region]:
         raise TileShapeError(
             f"T.copy: {source} is {shape_text(source.extents)}, but {target} is {shape_text(target.extents)}",
             advice=(
-                "the extents are equal only for some values of the symbolic dimensions: write A[start, ...] and let the "
+                "the extents are equal only for some values of the symbolic dimensions: write A[start, ...] and let "
+                "the "
                 "tile give the extent"
                 if unknown
                 else "make both sides the same shape, or give one side as an element start such as A[i, j]"
@@ -99,6 +113,16 @@ def fill(dst, value) -> None:
         Shared tile, fragment, per-thread array or global tensor.
     value : scalar or expression
         The same value for all elements.
+
+    Examples
+    --------
+    >>> @T.prim_func
+    ... def kernel(A: T.Tensor((100,), "float32"), B: T.Tensor((100,), "float32")):
+    ...     with T.Kernel(2, threads=64) as bx:
+    ...         tile = T.alloc_fragment((64,), "float32")
+    ...         T.fill(tile, -T.infinity("float32"))
+    ...         T.fill(tile[0:8], 1)
+    ...         T.copy(tile, B[bx * 64])
     """
     context = tile_op("T.fill")
     region = _target(dst, "T.fill")
@@ -114,6 +138,15 @@ def clear(dst) -> None:
     ----------
     dst : buffer or slice
         Shared tile, fragment, per-thread array or global tensor.
+
+    Examples
+    --------
+    >>> @T.prim_func
+    ... def kernel(A: T.Tensor((100,), "float32"), B: T.Tensor((100,), "float32")):
+    ...     with T.Kernel(2, threads=64) as bx:
+    ...         total = T.alloc_fragment((64,), "float32")
+    ...         T.clear(total)
+    ...         T.copy(total, B[bx * 64])
     """
     context = tile_op("T.clear")
     region = _target(dst, "T.clear")

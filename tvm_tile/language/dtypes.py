@@ -64,10 +64,20 @@ def check_dtype(dtype, what: str) -> str:
 def infinity(dtype) -> tirx.FloatImm:
     """Positive infinity of a floating-point dtype.
 
+    Parameters
+    ----------
+    dtype : str
+        The dtype.
+
     Raises
     ------
     TileTypeError
         For a dtype without one (integers, float8_e4m3fn).
+
+    Examples
+    --------
+    >>> float(T.infinity("float16").value)
+    inf
     """
     dtype = check_dtype(dtype, "T.infinity")
     if dtype not in FLOATS or dtype == "float8_e4m3fn":
@@ -86,6 +96,15 @@ def isnan(value):
     ----------
     value : expression
         A floating-point value of any dtype (TVM's own ``isnan`` has no bfloat16 and no 8-bit dtypes).
+
+    Examples
+    --------
+    >>> @T.prim_func
+    ... def kernel(A: T.Tensor((100,), "float32"), B: T.Tensor((100,), "float32")):
+    ...     with T.Kernel(2, threads=64) as bx:
+    ...         for i in T.Parallel(64):
+    ...             if T.isnan(A[bx * 64 + i]):
+    ...                 B[bx * 64 + i] = 0
     """
     if not tvm.ir.is_prim_expr(value) or not is_float(str(value.ty.dtype)):
         raise TileTypeError(f"T.isnan takes a floating-point expression, but got {value!r}")

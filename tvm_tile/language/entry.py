@@ -54,6 +54,18 @@ def prim_func(
     ------
     TileError
         For a mistake in the kernel, with file, line and caret.
+
+    Examples
+    --------
+    >>> @T.prim_func
+    ... def kernel(A: T.Tensor((100,), "float32"), B: T.Tensor((100,), "float32")):
+    ...     with T.Kernel(2, threads=64) as bx:
+    ...         for i in T.Parallel(64):
+    ...             B[bx * 64 + i] = A[bx * 64 + i] * 2
+    >>> a, b = np.ones(100, "float32"), np.empty(100, "float32")
+    >>> tvm_tile.compile(kernel, "llvm", lowering="reference")(a, b)
+    >>> float(b.sum())
+    200.0
     """
     outer = _frames(sys._getframe(1))
 
@@ -188,6 +200,20 @@ def macro(func: Callable | None = None):
     ----------
     func : function
         The macro's body, in the tile language.
+
+    Examples
+    --------
+    >>> @T.macro
+    ... def scaled(tile, factor):
+    ...     for i in T.Parallel(64):
+    ...         tile[i] = tile[i] * factor
+    >>> @T.prim_func
+    ... def kernel(A: T.Tensor((100,), "float32"), B: T.Tensor((100,), "float32")):
+    ...     with T.Kernel(2, threads=64) as bx:
+    ...         tile = T.alloc_fragment((64,), "float32")
+    ...         T.copy(A[bx * 64], tile)
+    ...         scaled(tile, 2.0)
+    ...         T.copy(tile, B[bx * 64])
     """
     from tvm.script.parser._core import scan_macro
 

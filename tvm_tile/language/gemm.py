@@ -72,6 +72,19 @@ def gemm(
     ------
     TileShapeError, TileTypeError
         When shapes or dtypes do not fit; the message lists the allowed dtype triples.
+
+    Examples
+    --------
+    >>> @T.prim_func
+    ... def kernel(A: T.Tensor((64, 32), "float16"), B: T.Tensor((64, 32), "float16"), C: T.Tensor((64, 64),
+    "float32")): ...     with T.Kernel(1, threads=128) as bx:
+    ...         a = T.alloc_shared((64, 32), "float16")
+    ...         b = T.alloc_shared((64, 32), "float16")
+    ...         c = T.alloc_fragment((64, 64), "float32")
+    ...         T.copy(A, a)
+    ...         T.copy(B, b)
+    ...         T.gemm(a, b, c, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
+    ...         T.copy(c, C)
     """
     context = tile_op("T.gemm")
     a, b, c = as_region(A, "T.gemm", "A"), as_region(B, "T.gemm", "B"), as_region(C, "T.gemm", "C")

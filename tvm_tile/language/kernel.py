@@ -37,6 +37,15 @@ class Kernel:
     -------
     Var or tuple of Var
         The CTA's coordinates; a single extent yields one variable.
+
+    Examples
+    --------
+    >>> m, n = T.dynamic("m, n")
+    >>> @T.prim_func
+    ... def kernel(A: T.Tensor((m, n), "float32")):
+    ...     with T.Kernel(T.ceildiv(n, 8), T.ceildiv(m, 8), threads=64) as (bx, by):
+    ...         for i, j in T.Parallel(8, 8):
+    ...             A[by * 8 + i, bx * 8 + j] = 0
     """
 
     def __init__(self, *grid, threads: int = 128) -> None:
@@ -61,7 +70,8 @@ class Kernel:
                 )
             if tvm.ir.is_prim_expr(extent) and reads_memory(extent):
                 raise TileTypeError(
-                    f"T.Kernel: grid extent {extent} reads memory; the grid is chosen by the host before the kernel runs",
+                    f"T.Kernel: grid extent {extent} reads memory; the grid is chosen by the host before the kernel "
+                    f"runs",
                     advice="pass the extent as a scalar parameter, e.g. n: T.int32",
                 )
             if const_int(extent) is not None and const_int(extent) < 0:
@@ -112,6 +122,14 @@ def use_swizzle(panel_size: int, order: str = "row", enable: bool = True) -> Non
         ``"row"`` or ``"column"``.
     enable : bool
         False leaves the grid as it is.
+
+    Examples
+    --------
+    >>> @T.prim_func
+    ... def kernel(A: T.Tensor((64, 64), "float32")):
+    ...     with T.Kernel(64, 64, threads=32) as (bx, by):
+    ...         T.use_swizzle(10)
+    ...         A[bx, by] = 1
     """
     context = inside_kernel("T.use_swizzle")
     size = const_int(panel_size)
@@ -134,6 +152,16 @@ def annotate_layout(layouts: dict) -> None:
     layouts : dict
         Buffer -> ``tvm_tile.layout.SharedLayout`` (shared tiles) or ``tvm_tile.layout.Fragment`` (fragments). A layout
         that an instruction cannot read is refused when the kernel is compiled.
+
+    Examples
+    --------
+    >>> from tvm_tile.layout import SharedLayout
+    >>> @T.prim_func
+    ... def kernel(A: T.Tensor((64, 64), "float16")):
+    ...     with T.Kernel(1, threads=32) as bx:
+    ...         tile = T.alloc_shared((64, 64), "float16")
+    ...         T.annotate_layout({tile: SharedLayout.swizzled((64, 64), 16, 128)})
+    ...         T.copy(A, tile)
     """
     context = inside_kernel("T.annotate_layout")
     if not isinstance(layouts, dict):
@@ -174,6 +202,15 @@ def annotate_safe_value(values: dict) -> None:
         When a key is not a global tensor, or the value is not a constant of the tensor's dtype.
     TileSyntaxError
         When the tensor already has another safe value in this kernel.
+
+    Examples
+    --------
+    >>> @T.prim_func
+    ... def kernel(A: T.Tensor((100,), "float32"), B: T.Tensor((100,), "float32")):
+    ...     with T.Kernel(1, threads=32) as bx:
+    ...         T.annotate_safe_value({A: -T.infinity("float32")})
+    ...         tile = T.alloc_shared((128,), "float32")
+    ...         T.copy(A[0], tile)  # the last 28 elements are -inf
     """
     context = inside_kernel("T.annotate_safe_value")
     if not isinstance(values, dict):
@@ -225,6 +262,18 @@ def ws(group: int):
     ----------
     group : int
         Warpgroup number, from 0; the kernel must have at least ``128 * (group + 1)`` threads.
+
+    Examples
+    --------
+    >>> @T.prim_func
+    ... def kernel(A: T.Tensor((100,), "float32"), B: T.Tensor((100,), "float32")):
+    ...     with T.Kernel(1, threads=256) as bx:
+    ...         tile = T.alloc_shared((100,), "float32")
+    ...         with T.ws(0):
+    ...             T.copy(A, tile)
+    ...         T.sync_threads()
+    ...         with T.ws(1):
+    ...             T.copy(tile, B)
     """
     context = tile_op("T.ws")
     index = const_int(group)
@@ -243,7 +292,17 @@ def ws(group: int):
 
 
 def sync_threads() -> None:
-    """A barrier for all threads of the CTA; the compiler places the ones it needs by itself."""
+    """A barrier for all threads of the CTA; the compiler places the ones it needs by itself.
+
+    Examples
+    --------
+    >>> @T.prim_func
+    ... def kernel(A: T.Tensor((100,), "float32"), B: T.Tensor((100,), "float32")):
+    ...     with T.Kernel(1, threads=32) as bx:
+    ...         A[0] = 1
+    ...         T.sync_threads()
+    ...         B[0] = A[0]
+    """
     context = tile_op("T.sync_threads")
     with block(context, "sync"):
         B.evaluate(tirx.call_extern("int32", "tile_sync"))
@@ -258,6 +317,16 @@ def assume(condition, message: str = "") -> None:
         A bool expression of scalar parameters and symbolic dimensions, e.g. ``T.assume(n % 8 == 0)``.
     message : str, optional
         Text of the error when it does not hold.
+
+    Examples
+    --------
+    >>> n = T.dynamic("n")
+    >>> @T.prim_func
+    ... def kernel(A: T.Tensor((n,), "float32")):
+    ...     T.assume(n % 64 == 0)
+    ...     with T.Kernel(n // 64, threads=64) as bx:
+    ...         for i in T.Parallel(64):
+    ...             A[bx * 64 + i] = 0
     """
     context = current("T.assume")
     if context.kernel is not None:

@@ -120,17 +120,44 @@ def serial(start, stop=None, *, step: int = 1, annotations: dict | None = None):
         Distance of the values, not zero.
     annotations : dict, optional
         Annotations of the TIR loop.
+
+    Examples
+    --------
+    >>> @T.prim_func
+    ... def kernel(A: T.Tensor((100,), "float32"), B: T.Tensor((100,), "float32")):
+    ...     with T.Kernel(1, threads=32) as bx:
+    ...         for k in T.serial(1, 100, step=2):
+    ...             B[k] = A[k]
     """
     return _plain("T.serial", B.serial, start, stop, step, annotations)
 
 
 def unroll(start, stop=None, *, step: int = 1, annotations: dict | None = None):
-    """A loop that the compiler unrolls. Parameters as in :func:`serial`."""
+    """A loop that the compiler unrolls. Parameters as in :func:`serial`.
+
+    Examples
+    --------
+    >>> @T.prim_func
+    ... def kernel(A: T.Tensor((100,), "float32"), B: T.Tensor((100,), "float32")):
+    ...     with T.Kernel(1, threads=32) as bx:
+    ...         for k in T.unroll(4):
+    ...             B[k] = A[k]
+    """
     return _plain("T.unroll", B.unroll, start, stop, step, annotations)
 
 
 def vectorized(start, stop=None, *, annotations: dict | None = None):
-    """A loop that runs in vector lanes; its bounds are constants. Parameters as in :func:`serial`."""
+    """A loop that runs in vector lanes; its bounds are constants. Parameters as in :func:`serial`.
+
+    Examples
+    --------
+    >>> @T.prim_func
+    ... def kernel(A: T.Tensor((100,), "float32"), B: T.Tensor((100,), "float32")):
+    ...     with T.Kernel(1, threads=32) as bx:
+    ...         for i in T.Parallel(25):
+    ...             for k in T.vectorized(4):
+    ...                 B[i * 4 + k] = A[i * 4 + k]
+    """
     for value in (start, stop):
         if value is not None and const_int(value) is None:
             raise TileShapeError(
@@ -162,6 +189,14 @@ def grid(*extents):
     ----------
     *extents : int or expression
         Number of iterations of each loop, outermost first.
+
+    Examples
+    --------
+    >>> @T.prim_func
+    ... def kernel(A: T.Tensor((100,), "float32"), B: T.Tensor((100,), "float32")):
+    ...     with T.Kernel(1, threads=32) as bx:
+    ...         for i, j in T.grid(10, 10):
+    ...             B[i * 10 + j] = A[j * 10 + i]
     """
     if not extents:
         raise TileShapeError("T.grid needs at least one extent")
@@ -191,6 +226,14 @@ def Parallel(*extents):  # noqa: N802
     ----------
     *extents : int or expression
         Extents of the iteration space.
+
+    Examples
+    --------
+    >>> @T.prim_func
+    ... def kernel(A: T.Tensor((100,), "float32"), B: T.Tensor((100,), "float32")):
+    ...     with T.Kernel(2, threads=64) as bx:
+    ...         for i in T.Parallel(64):
+    ...             B[bx * 64 + i] = T.exp2(A[bx * 64 + i])
     """
     context = tile_op("T.Parallel")
     if not extents:
@@ -227,7 +270,8 @@ class _Pipelined(TileLoop):
             given = self.annotations.get(f"tile.{name}")
             if given is not None and len(given) != count:
                 raise TileShapeError(
-                    f"T.Pipelined: {name}={list(given)} has {len(given)} entries, but the loop's body has {count} statements",
+                    f"T.Pipelined: {name}={list(given)} has {len(given)} entries, but the loop's body has {count} "
+                    f"statements",
                     advice="give one entry for each statement of the body, in source order (aliases do not count)",
                 )
 
@@ -235,8 +279,8 @@ class _Pipelined(TileLoop):
 def Pipelined(start, stop=None, num_stages=None, order=None, stage=None):  # noqa: N802
     """A software-pipelined loop: copies of later iterations overlap the work of earlier ones.
 
-    ``T.Pipelined(n, num_stages=2)``, ``T.Pipelined(start, stop, num_stages)``, ``T.Pipelined(range(lo, hi), 2)``. Any trip
-    count is right, also 0 and fewer iterations than stages.
+    ``T.Pipelined(n, num_stages=2)``, ``T.Pipelined(start, stop, num_stages)``, ``T.Pipelined(range(lo, hi), 2)``. Any
+    trip count is right, also 0 and fewer iterations than stages.
 
     Parameters
     ----------
@@ -247,6 +291,20 @@ def Pipelined(start, stop=None, num_stages=None, order=None, stage=None):  # noq
     order, stage : list of int, optional
         A manual schedule: for each statement of the body its position and its stage (from 0); the depth is
         ``max(stage) + 1``.
+
+    Examples
+    --------
+    >>> @T.prim_func
+    ... def kernel(A: T.Tensor((100,), "float32"), B: T.Tensor((100,), "float32")):
+    ...     with T.Kernel(1, threads=32) as bx:
+    ...         tile = T.alloc_shared((10,), "float32")
+    ...         total = T.alloc_fragment((10,), "float32")
+    ...         T.clear(total)
+    ...         for k in T.Pipelined(10, num_stages=2):
+    ...             T.copy(A[k * 10], tile)
+    ...             for i in T.Parallel(10):
+    ...                 total[i] += tile[i]
+    ...         T.copy(total, B[0:10])
     """
     context = tile_op("T.Pipelined")
     if isinstance(start, TileRange | builtins.range):
@@ -347,6 +405,14 @@ def Persistent(domain, ctas, index):  # noqa: N802
         Number of CTAs that share the work.
     index : expression
         This CTA's number.
+
+    Examples
+    --------
+    >>> @T.prim_func
+    ... def kernel(A: T.Tensor((100,), "float32"), B: T.Tensor((100,), "float32")):
+    ...     with T.Kernel(4, threads=32) as bx:
+    ...         for i, j in T.Persistent([10, 10], 4, bx):
+    ...             B[i * 10 + j] = A[j * 10 + i]
     """
     context = tile_op("T.Persistent")
     domain = list(domain) if isinstance(domain, list | tuple | tvm.ir.Array) else [domain]

@@ -205,7 +205,7 @@ def _visit_statements(self, statements, loop=None) -> None:
 
 
 def _is_alias(self, statement) -> bool:
-    """Statements that make no tile operation: ``x = expr`` (unless x is a T.alloc_var variable), ``pass``, docstrings."""
+    """Statements that make no tile operation: ``x = expr`` (unless x is a T.alloc_var), ``pass``, docstrings."""
     if isinstance(statement, doc.Pass):
         return True
     if isinstance(statement, doc.Expr) and isinstance(statement.value, doc.Constant):
@@ -226,7 +226,7 @@ def _only_names(target) -> bool:
 
 @dispatch.register(TOKEN, "For")
 def visit_for(self, node: doc.For) -> None:
-    """``for`` over T.Parallel, T.Pipelined, T.serial, range, ..., or (unrolled at parse time) a Python list or tuple."""
+    """``for`` over T.Parallel, T.Pipelined, T.serial, range, or (unrolled at parse time) a Python list or tuple."""
     context = _function(self)
     if node.orelse:
         self.report_error(
@@ -281,7 +281,8 @@ def _check_target_count(self, target, values, what: str) -> None:
         self.report_error(
             target,
             TileSyntaxError(
-                f"{what} yields {count} variable{'s' if count > 1 else ''}, but the target has {names} name{'s' if names > 1 else ''}",
+                f"{what} yields {count} variable{'s' if count > 1 else ''}, but the target has {names} "
+                f"name{'s' if names > 1 else ''}",
                 advice=f"name all of them: ({', '.join(['i', 'j', 'k', 'l', 'm', 'n'][:count])})"
                 if count > 1
                 else "use one name",

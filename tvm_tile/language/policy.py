@@ -37,6 +37,13 @@ class GemmWarpPolicy:
         -------
         str
             The name, to be passed as ``policy=``.
+
+        Examples
+        --------
+        >>> def rows_first(m, n, warps, instruction):
+        ...     return (min(warps, m // 16), warps // min(warps, m // 16))
+        >>> T.GemmWarpPolicy.register("rows_first", rows_first)
+        'rows_first'
         """
         layout.register_policy(name, function)
         return name

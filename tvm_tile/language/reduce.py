@@ -124,27 +124,86 @@ def reduce_max(src, dst, dim: int = -1, clear: bool = True) -> None:
         The reduced dimension.
     clear : bool
         Start afresh; False combines with the values in ``dst``.
+
+    Examples
+    --------
+    >>> @T.prim_func
+    ... def kernel(A: T.Tensor((8, 16), "float32"), B: T.Tensor((8,), "float32")):
+    ...     with T.Kernel(1, threads=32) as bx:
+    ...         tile = T.alloc_fragment((8, 16), "float32")
+    ...         row = T.alloc_fragment((8,), "float32")
+    ...         T.copy(A, tile)
+    ...         T.reduce_max(tile, row, dim=1)
+    ...         T.copy(row, B)
     """
     _reduce("max", src, dst, dim, clear, "T.reduce_max")
 
 
 def reduce_min(src, dst, dim: int = -1, clear: bool = True) -> None:
-    """Minimum over one dimension; NaN propagates. Parameters as in :func:`reduce_max`."""
+    """Minimum over one dimension; NaN propagates. Parameters as in :func:`reduce_max`.
+
+    Examples
+    --------
+    >>> @T.prim_func
+    ... def kernel(A: T.Tensor((8, 16), "float32"), B: T.Tensor((8,), "float32")):
+    ...     with T.Kernel(1, threads=32) as bx:
+    ...         tile = T.alloc_fragment((8, 16), "float32")
+    ...         row = T.alloc_fragment((8,), "float32")
+    ...         T.copy(A, tile)
+    ...         T.reduce_min(tile, row, dim=1)
+    ...         T.copy(row, B)
+    """
     _reduce("min", src, dst, dim, clear, "T.reduce_min")
 
 
 def reduce_sum(src, dst, dim: int = -1, clear: bool = True) -> None:
-    """Sum over one dimension. Parameters as in :func:`reduce_max`."""
+    """Sum over one dimension. Parameters as in :func:`reduce_max`.
+
+    Examples
+    --------
+    >>> @T.prim_func
+    ... def kernel(A: T.Tensor((8, 16), "float32"), B: T.Tensor((8,), "float32")):
+    ...     with T.Kernel(1, threads=32) as bx:
+    ...         tile = T.alloc_fragment((8, 16), "float32")
+    ...         row = T.alloc_fragment((8,), "float32")
+    ...         T.copy(A, tile)
+    ...         T.reduce_sum(tile, row, dim=1)
+    ...         T.copy(row, B)
+    """
     _reduce("sum", src, dst, dim, clear, "T.reduce_sum")
 
 
 def reduce_absmax(src, dst, dim: int = -1, clear: bool = True) -> None:
-    """Largest absolute value over one dimension; NaN propagates. Parameters as in :func:`reduce_max`."""
+    """Largest absolute value over one dimension; NaN propagates. Parameters as in :func:`reduce_max`.
+
+    Examples
+    --------
+    >>> @T.prim_func
+    ... def kernel(A: T.Tensor((8, 16), "float32"), B: T.Tensor((8,), "float32")):
+    ...     with T.Kernel(1, threads=32) as bx:
+    ...         tile = T.alloc_fragment((8, 16), "float32")
+    ...         row = T.alloc_fragment((8,), "float32")
+    ...         T.copy(A, tile)
+    ...         T.reduce_absmax(tile, row, dim=1)
+    ...         T.copy(row, B)
+    """
     _reduce("absmax", src, dst, dim, clear, "T.reduce_absmax")
 
 
 def reduce_abssum(src, dst, dim: int = -1, clear: bool = True) -> None:
-    """Sum of absolute values over one dimension. Parameters as in :func:`reduce_max`."""
+    """Sum of absolute values over one dimension. Parameters as in :func:`reduce_max`.
+
+    Examples
+    --------
+    >>> @T.prim_func
+    ... def kernel(A: T.Tensor((8, 16), "float32"), B: T.Tensor((8,), "float32")):
+    ...     with T.Kernel(1, threads=32) as bx:
+    ...         tile = T.alloc_fragment((8, 16), "float32")
+    ...         row = T.alloc_fragment((8,), "float32")
+    ...         T.copy(A, tile)
+    ...         T.reduce_abssum(tile, row, dim=1)
+    ...         T.copy(row, B)
+    """
     _reduce("abssum", src, dst, dim, clear, "T.reduce_abssum")
 
 
@@ -180,6 +239,16 @@ def any_of(src):
     ----------
     src : buffer or slice
         bool or integer elements, on chip or global.
+
+    Examples
+    --------
+    >>> @T.prim_func
+    ... def kernel(A: T.Tensor((16,), "bool"), B: T.Tensor((1,), "int32")):
+    ...     with T.Kernel(1, threads=32) as bx:
+    ...         tile = T.alloc_shared((16,), "bool")
+    ...         T.copy(A, tile)
+    ...         if T.any_of(tile):
+    ...             B[0] = 1
     """
     return _vote("any", src, "T.any_of")
 
@@ -191,6 +260,16 @@ def all_of(src):
     ----------
     src : buffer or slice
         bool or integer elements, on chip or global.
+
+    Examples
+    --------
+    >>> @T.prim_func
+    ... def kernel(A: T.Tensor((16,), "bool"), B: T.Tensor((1,), "int32")):
+    ...     with T.Kernel(1, threads=32) as bx:
+    ...         tile = T.alloc_shared((16,), "bool")
+    ...         T.copy(A, tile)
+    ...         if T.all_of(tile):
+    ...             B[0] = 1
     """
     return _vote("all", src, "T.all_of")
 
@@ -208,6 +287,20 @@ def cumsum(src, dst=None, dim: int = 0, reverse: bool = False) -> None:
         The scanned dimension.
     reverse : bool
         Sum from the end.
+
+    Examples
+    --------
+    >>> @T.prim_func
+    ... def kernel(A: T.Tensor((16,), "int32")):
+    ...     with T.Kernel(1, threads=32) as bx:
+    ...         tile = T.alloc_shared((16,), "int32")
+    ...         T.copy(A, tile)
+    ...         T.cumsum(tile)
+    ...         T.copy(tile, A)
+    >>> a = np.ones(16, "int32")
+    >>> tvm_tile.compile(kernel, "llvm", lowering="reference")(a)
+    >>> a[:4].tolist()
+    [1, 2, 3, 4]
     """
     what = "T.cumsum"
     context = tile_op(what)

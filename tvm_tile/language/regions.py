@@ -218,7 +218,8 @@ def check_static(region: Region, what: str, argument: str) -> list[int]:
         if value is None:
             raise TileShapeError(
                 f"{what}: the extent {extent} of {argument} ({region}) is not a compile-time constant",
-                advice="tiles have fixed sizes: use a Python integer for the tile and let T.copy handle the ragged edge",
+                advice="tiles have fixed sizes: use a Python integer for the tile and let T.copy handle the ragged "
+                "edge",
             )
         out.append(value)
     return out
@@ -244,6 +245,7 @@ def check_disjoint(a: Region, b: Region, what: str, names: tuple[str, str] = ("s
             if any(analyzer.can_prove(tirx.const(0, "int32") + end <= start) for end, start in apart):
                 return
     raise TileShapeError(
-        f"{what}: {names[0]} ({a}) and {names[1]} ({b}) share memory, so elements would be overwritten before they are read",
+        f"{what}: {names[0]} ({a}) and {names[1]} ({b}) share memory, so elements would be overwritten before they "
+        f"are read",
         advice="use another buffer for the result, or slices that are apart",
     )

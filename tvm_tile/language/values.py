@@ -73,7 +73,8 @@ def check_uniform(values: Iterable) -> None:
                 raise TileTypeError(
                     f"{name} is {scope_name(load.source)}: its elements are spread over the threads, "
                     f"so {load} cannot be read as one value outside of T.Parallel",
-                    advice=f"sum it with T.reduce_sum({name}, out), compute in `for ... in T.Parallel(...)`, or T.copy it "
+                    advice=f"sum it with T.reduce_sum({name}, out), compute in `for ... in T.Parallel(...)`, or "
+                    f"T.copy it "
                     "to shared memory",
                 )
 
@@ -102,8 +103,8 @@ def snapshot(value, name: str = "value"):
 def macro_argument(value, name: str):
     """What a macro's parameter stands for: a value taken at the call.
 
-    A single element (``C[i, j]``) can also be the start of a tile or the target of an atomic: the parser remembers which
-    element the value came from. T.alloc_var variables are passed by reference.
+    A single element (``C[i, j]``) can also be the start of a tile or the target of an atomic: the parser remembers
+    which element the value came from. T.alloc_var variables are passed by reference.
     """
     if isinstance(value, list | tuple):
         return type(value)(macro_argument(v, f"{name}_{i}") for i, v in enumerate(value))
