@@ -180,22 +180,39 @@ def _pack_vnni_transposed(b: Builder, source: MatrixView, layout: PanelLayout, p
 
 
 def _pack_vnni_rows(b: Builder, source: MatrixView, layout: PanelLayout, packed: Var, k: int, n: int) -> None:
-    """N is contiguous in memory: ``pack`` rows are woven into words."""
+    """N is contiguous in memory: ``pack`` rows are woven into words.
+
+    Several panels are filled side by side, so that whole cache lines are read: with a power of two between rows, the
+    lines would be gone from the cache before the next panel needs their other half.
+    """
+    panels = n // BLOCK
+    if not (k and panels):
+        return
+    together = 4 if 32 // layout.pack == 16 else 8
+    for first, groups, count in (
+        (0, panels // together, together),
+        (panels // together * together, 1, panels % together),
+    ):
+        if groups and count:
+            with b.loop(groups, "pn") as pn, b.loop(k // layout.pack, "pk") as pk:
+                for i in range(count):
+                    _weave(b, source, layout, packed, pk, pn * count + (first + i))
+
+
+def _weave(b: Builder, source: MatrixView, layout: PanelLayout, packed: Var, pk, panel) -> None:
+    """One row of words of one panel."""
     pack, bits = layout.pack, 32 // layout.pack
     unsigned = f"uint{bits}"
-    if not (k and n):
-        return
-    with b.loop(n // BLOCK, "pn") as pn, b.loop(k // pack, "pk") as pk:
-        words = None
-        for i in range(pack):
-            row = vload(source.flat, source.at(pk * pack + i, pn * BLOCK), BLOCK)
-            if storage_dtype(source.dtype) != unsigned:
-                row = tirx.reinterpret(vtype(unsigned, BLOCK), row)
-            wide = tirx.Cast(vtype("uint32", BLOCK), row)
-            wide = wide if i == 0 else wide << tirx.Broadcast(tirx.const(i * bits, "uint32"), BLOCK)
-            words = wide if words is None else tirx.bitwise_or(words, wide)
-        start = (pn * (layout.k_padded // pack) + pk) * (BLOCK * pack)
-        b.vstore(packed, tirx.reinterpret(vtype(layout.flat_dtype, BLOCK * pack), words), start, BLOCK * pack)
+    words = None
+    for i in range(pack):
+        row = vload(source.flat, source.at(pk * pack + i, panel * BLOCK), BLOCK)
+        if storage_dtype(source.dtype) != unsigned:
+            row = tirx.reinterpret(vtype(unsigned, BLOCK), row)
+        wide = tirx.Cast(vtype("uint32", BLOCK), row)
+        wide = wide if i == 0 else wide << tirx.Broadcast(tirx.const(i * bits, "uint32"), BLOCK)
+        words = wide if words is None else tirx.bitwise_or(words, wide)
+    start = (panel * (layout.k_padded // pack) + pk) * (BLOCK * pack)
+    b.vstore(packed, tirx.reinterpret(vtype(layout.flat_dtype, BLOCK * pack), words), start, BLOCK * pack)
 
 
 def _pack_rows_transposed(b: Builder, source: MatrixView, layout: PanelLayout, packed: Var, k: int, n: int) -> None:
