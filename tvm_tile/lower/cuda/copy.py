@@ -21,7 +21,7 @@ from ...layout import Fragment, choose, default_fragment
 from ...schedule.decisions import CopyPlan, read_convert, read_copy, read_loop, read_window
 from .build import const, evaluate, seq, unrolled, when
 from .convert import cast, convert_run
-from .elementwise import Effects, emit_body, lower_every_thread, lower_once
+from .elementwise import emit_body, lower_every_thread, lower_once
 from .loops import ElementLoop
 from .matrix import load_matrices, store_matrices
 from .program import Access, CommitNode, MicroNode, OpNode, WaitNode
@@ -273,25 +273,26 @@ def _staged(storage: Storage, node: OpNode, plan: CopyPlan, hw) -> list:
     if node.op.src.buffer in storage.fragments:
         return _through_scratch(storage, node, plan, hw)
     # memory to a fragment that the copy's loop does not hold: read in the fragment's own layout
-    return _from_memory(storage, node, hw)
+    return _from_memory(storage, node, plan, hw)
 
 
-def _from_memory(storage: Storage, node: OpNode, hw) -> list[MicroNode]:
+def _from_memory(storage: Storage, node: OpNode, plan: CopyPlan, hw) -> list[MicroNode]:
     op: CopyOp = node.op
     held = storage.fragments[op.dst.buffer]
     space = ElementLoop(storage, node, held.layout, (op.dst.buffer, op.dst.mins, op.dst.axes))
     reads, writes = accesses(storage, node.versions, [op.body])
 
     def emit():
-        effects = Effects(hw, True, op)
-        body = space.prepare(fresh(op.body))
-        return space.visit(lambda reg, values: effects.run(space.place(body, reg, values)))
+        vector = _vector(space, plan.vector, op)
+        if vector > 1:
+            return _in_vectors(storage, node, space, vector, hw)
+        return emit_body(storage, space, space.prepare(fresh(op.body)), hw)
 
     return [MicroNode(reads, writes, emit, f"copy {op.name} (in the target's layout)")]
 
 
 def _through_scratch(storage: Storage, node: OpNode, plan: CopyPlan, hw) -> list[MicroNode]:
-    """From a fragment: its owners convert and write scratch; it is read as memory (coalesced) or the target wants it."""
+    """From a fragment: its owners convert and write scratch, which is read as memory or the target wants it."""
     op: CopyOp = node.op
     held = storage.fragments[op.src.buffer]
     shape = [int(a.extent) for a in op.axes]

@@ -11,6 +11,7 @@ from tvm.ir import Var
 from tvm.script import tirx as T
 from tvm.tirx import Bind, BufferStore
 
+from ...errors import TileTypeError
 from ...ir.ops import CumsumOp, Region
 from ...layout import default_fragment
 from .build import const, loop, seq, when
@@ -57,6 +58,13 @@ class _Scan:
     def steps(self) -> list[MicroNode]:
         """Write, scan, read."""
         op, storage, node = self.op, self.storage, self.node
+        for region in (op.src, op.dst):
+            if region.buffer not in storage.fragments and region.buffer not in storage.tiles:
+                raise TileTypeError(
+                    f"T.cumsum: {region.buffer.name} is per-thread memory, which CUDA targets cannot scan",
+                    op.location,
+                    "use a fragment (T.alloc_fragment) or a shared tile",
+                )
         scratch = storage.new_scratch((self.lines * self.stride,), self.dtype, f"{op.src.buffer.name}_scan")
         shared = Access(scratch.buffer)
 
