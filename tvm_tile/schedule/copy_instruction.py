@@ -8,7 +8,7 @@ from ..layout import REG, THREAD, Fragment, SharedLayout, copy_fragment
 from .analysis import FRAGMENT, GLOBAL, SHARED, KernelView, Site, dtype_bits
 from .decisions import COPY_KINDS, CopyPlan, read_fragments, read_shared
 from .loops import LoopChoice, at_hand, choose_loop, default_loop, plain_dims
-from .rule import Decision, NotApplicable, Rule, TileSchedule
+from .rule import GIVEN, Decision, NotApplicable, Rule, TileSchedule
 from .vectors import MAX_VECTOR_BITS, VectorProver
 
 __all__ = ["copy_instruction"]
@@ -46,7 +46,7 @@ class _Planner:
             self._check(site, wanted, plan)
             if wanted.kind not in ("staged", plan.kind):
                 loop = self._loop(site, wanted.vector)
-            plan, why = wanted, "given before the rules ran"
+            plan, why = wanted, GIVEN
         self.sch.annotate(site, "tile.copy", plan)
         if "tile.loop" not in site.op.annotations:
             annotate_loop(self.sch, site, loop, plan.vector)

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from tvm import tirx
 
-from ..errors import InternalError, TileTypeError
+from ..errors import InternalError, TileTargetError, TileTypeError
 from ..ir.kernels import is_tile_function
 from ..layout import MMA, WGMMA
 from .alignment import alignment
 from .copy_instruction import copy_instruction
-from .decisions import read_log
+from .decisions import read_log, read_machine
 from .fragment_layout import fragment_layout
 from .gemm_instruction import gemm_instruction
 from .layout_check import check_layouts
@@ -75,6 +75,12 @@ def decide(func: tirx.PrimFunc, hw, rules: Sequence[Rule] | None = None) -> tirx
     """
     if not is_tile_function(func):
         raise TileTypeError(f"decide takes a tile function (with T.Kernel), not {type(func).__name__}")
+    machine = read_machine(func)
+    if machine is not None and machine != hw.name:
+        raise TileTargetError(
+            f"the function was decided for {machine} and cannot be decided again for {hw.name}",
+            advice="keep the function as it was before decide()",
+        )
     check_layouts(func)
     sch = TileSchedule(func)
     log: list[list] = []
@@ -84,6 +90,7 @@ def decide(func: tirx.PrimFunc, hw, rules: Sequence[Rule] | None = None) -> tirx
     old = {tuple(e[:4]): e for e in read_log(func)}
     log = [old.get(tuple(e[:4]), e) for e in log]
     sch.set_attribute("tile.decisions", log)
+    sch.set_attribute("tile.machine", hw.name)
     return sch.finished()
 
 

@@ -1,7 +1,7 @@
 """Decisions as annotations: the one place that knows how they are written and read back.
 
-Annotations of a tile function that was decided (nested values are JSON text, which prints, survives ``save_json`` and may
-be an argument of ``Schedule.annotate``):
+Annotations of a tile function that was decided (nested values are JSON text, which prints, survives ``save_json`` and
+is replayed by traces of ``Schedule.annotate``):
 
 =====================  =================  ==========================================================================
 annotation             on                 meaning
@@ -21,9 +21,10 @@ annotation             on                 meaning
 ``tile.vector``        same               elements that consecutive accesses of the last axis may be joined to
 ``tile.chunks``        same               axes whose extent is symbolic: ``tile.loop`` covers one chunk of them, and the
                                           operation repeats serially until the extent is covered (the rest predicated)
-``tile.convert``       same, gemm         fragments that are not at hand in ``tile.loop``: they pass through shared memory
+``tile.convert``       same, gemm         fragments that are not at hand: they pass through shared memory
 ``tile.pipeline``      pipelined loop     {"stages", "buffers", "producers"[, "order", "stage"]}
 ``tile.alignment``     function attribute {parameter: bytes} that the base pointer has to be aligned to
+``tile.machine``       function attribute name of the machine that was decided for
 ``tile.decisions``     function attribute the log: [[kernel, subject, rule, decision, why], ...]
 =====================  =================  ==========================================================================
 """
@@ -38,11 +39,27 @@ from ..ir.kernels import plain
 from ..layout import Fragment, Instruction, SharedLayout, WarpPartition, find_instruction
 
 __all__ = [
-    "COPY_KINDS", "CopyPlan", "PipelineDecision", "encode", "read_alignment", "read_chunks", "read_convert", "read_copy",
-    "read_fragments", "read_instruction", "read_log", "read_loop", "read_partition", "read_pipeline", "read_raster",
+    "COPY_KINDS",
+    "CopyPlan",
+    "PipelineDecision",
+    "encode",
+    "read_alignment",
+    "read_chunks",
+    "read_convert",
+    "read_copy",
+    "read_fragments",
+    "read_instruction",
+    "read_log",
+    "read_loop",
+    "read_machine",
+    "read_partition",
+    "read_pipeline",
+    "read_raster",
     "read_roles",
-    "read_shared", "read_vector", "read_window",
-]  # fmt: skip
+    "read_shared",
+    "read_vector",
+    "read_window",
+]
 
 COPY_KINDS = ("cp.async", "vector", "scalar", "ldmatrix", "stmatrix", "registers", "staged", "tma")
 
@@ -54,9 +71,9 @@ class CopyPlan:
     Attributes
     ----------
     kind : str
-        ``cp.async`` (global to shared), ``vector``, ``scalar``, ``ldmatrix`` (shared to fragment), ``stmatrix`` (fragment
-        to shared), ``registers`` (fragment to fragment without communication), ``staged`` (through shared scratch) or
-        ``tma``.
+        ``cp.async`` (global to shared), ``vector``, ``scalar``, ``ldmatrix`` (shared to fragment), ``stmatrix``
+        (fragment to shared), ``registers`` (fragment to fragment without communication), ``staged`` (through shared
+        scratch) or ``tma``.
     vector : int
         Elements an access.
     """
@@ -196,7 +213,7 @@ def read_pipeline(annotations) -> dict | None:
 
 
 def read_roles(block) -> dict | None:
-    """Warp specialisation of a kernel: ``{"rings": [{"name", "copies", "slots"}], "registers": [producer, consumer]}``."""
+    """Warp roles of a kernel: ``{"rings": [{"name", "copies", "slots"}], "registers": [producer, consumer]}``."""
     return _decode(block, "tile.roles")
 
 
@@ -208,6 +225,11 @@ def _attribute(func, key: str):
 def read_alignment(func) -> dict[str, int]:
     """Parameter -> bytes that its base pointer has to be aligned to."""
     return {k: int(v) for k, v in (_attribute(func, "tile.alignment") or {}).items()}
+
+
+def read_machine(func) -> str | None:
+    """Name of the machine that a function was decided for, None if it was not decided."""
+    return _attribute(func, "tile.machine")
 
 
 def read_log(func) -> list[list[str]]:

@@ -10,7 +10,7 @@ from tvm import tirx
 from .. import hardware
 from ..errors import TileTargetError, TileTypeError
 from .decide import decide
-from .decisions import read_log
+from .decisions import read_log, read_machine
 
 __all__ = ["explain", "machine"]
 
@@ -82,12 +82,10 @@ def explain(func_or_kernel, target=None) -> str:
         One line a decision: subject, decision, reason. ``!`` marks what is worth the author's attention.
     """
     func, arch = _function(func_or_kernel)
-    log = read_log(func) if target is None else []
-    title = "decisions as annotated"
-    if not log:
-        hw = machine(target or arch)
-        log, title = read_log(decide(func, hw)), f"decisions for {hw.name}"
-    lines = [title]
+    if not read_log(func) or target is not None:
+        func = decide(func, machine(target or arch))
+    log = read_log(func)
+    lines = [f"decisions for {read_machine(func)}"]
     kernels = list(dict.fromkeys(e[0] for e in log if e[0]))
     for kernel in [*kernels, ""]:
         entries = [e for e in log if e[0] == kernel]

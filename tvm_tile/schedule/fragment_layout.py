@@ -17,9 +17,9 @@ from ..layout import (
     default_fragment,
 )
 from .analysis import FRAGMENT, KernelView, Site, static_shape
-from .decisions import encode, read_fragments, read_instruction, read_partition
+from .decisions import read_fragments, read_instruction, read_partition
 from .inference import FragmentTable, infer
-from .rule import Decision, NotApplicable, Rule, TileSchedule, shape_error
+from .rule import GIVEN, Decision, NotApplicable, Rule, TileSchedule, shape_error
 
 __all__ = ["a_layout", "accumulator_layout", "fma_fragment", "fragment_layout"]
 
@@ -129,7 +129,7 @@ def _apply(sch: TileSchedule, hw):
             answers.append(NotApplicable("no fragments", kernel.name))
             continue
         table = FragmentTable(kernel)
-        _take_given(table, read_fragments(kernel.info.block), "given before the rules ran")
+        _take_given(table, read_fragments(kernel.info.block), GIVEN)
         _take_given(
             table,
             {n: Fragment.from_json(v) for n, v in kernel.info.layouts.items() if _is_fragment(kernel, n)},
@@ -141,9 +141,9 @@ def _apply(sch: TileSchedule, hw):
         for buffer in buffers:
             if buffer not in table.layouts:
                 continue  # never used
-            layouts[buffer.name] = encode(table.layouts[buffer])
+            layouts[buffer.name] = table.layouts[buffer].to_json()
             for view in kernel.views(buffer):
-                layouts[view.name] = encode(table.get(view))
+                layouts[view.name] = table.get(view).to_json()
             answers.append(Decision(kernel.name, buffer.name, repr(table.layouts[buffer])[1:-1], table.reasons[buffer]))
         if layouts:
             sch.annotate_kernel(kernel, "tile.fragments", layouts)

@@ -11,7 +11,7 @@ from ..errors import TileShapeError, TileTargetError, TileTypeError
 from ..ir.ops import GemmOp
 from ..layout import MMA, WGMMA, Instruction, allowed_triples, supported, why_not_swizzled
 from .analysis import FRAGMENT, SHARED, KernelView, Site, dtype_bits
-from .rule import Decision, NotApplicable, Rule, TileSchedule
+from .rule import GIVEN, Decision, NotApplicable, Rule, TileSchedule
 
 __all__ = ["FMA", "choose_instruction", "gemm_instruction", "operand_dtypes", "why_not_wgmma"]
 
@@ -135,7 +135,7 @@ def _decide(sch: TileSchedule, kernel: KernelView, site: Site, hw, families) -> 
     given = sch.given(site, "tile.instruction")
     if given is not None:
         _check(op, site, [str(g) for g in given[:1]] + list(given[1:]), hw)
-        return Decision(kernel.name, site.name, _text(given), "given before the rules ran")
+        return Decision(kernel.name, site.name, _text(given), GIVEN)
     instruction, why = choose_instruction(op, site.threads, hw, families)
     if instruction is not None and op.a.scope == FRAGMENT and op.trans_a:
         raise TileTargetError(

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from tvm.ir import Var
 
 from ..errors import TileShapeError
-from ..ir.ops import CopyOp, CumsumOp, GemmOp, ReduceOp
+from ..ir.ops import CopyOp, CumsumOp, GemmOp, ParallelOp, ReduceOp
 from ..layout import Fragment, LayoutError, default_fragment, replicated_fragment
 from .analysis import FRAGMENT, GLOBAL, SHARED, KernelView, Site, dtype_bits, static_shape
 from .loops import choose_loop, default_loop, plain_dims, project, same_window
 from .rule import shape_error
+from .vectors import MAX_VECTOR_BITS
 
 __all__ = ["FragmentTable", "infer"]
 
@@ -141,13 +142,21 @@ def _default(table: FragmentTable, buffer: Var) -> None:
     shape, bits = static_shape(buffer), _narrowest(table.kernel, buffer)
     for user, used in table.kernel.uses(buffer):
         # the result of reducing a shared tile lies as the tile is visited
-        if isinstance(user.op, ReduceOp) and used.write and not user.of(FRAGMENT)[1:]:
+        if isinstance(user.op, ReduceOp) and used.write and user.op.src.scope != FRAGMENT:
             dims = plain_dims(user, used)
             if dims is not None and None not in user.extents:
                 loop = reduce_loop(user)
                 table.set(
                     used.buffer, project(loop, dims), f"reduced in {user.name}, which visits its source coalesced"
                 )
+                return
+        # a vector that every row or column of a memory-bound loop needs lies as that loop will visit memory
+        dims = plain_dims(user, used) if isinstance(user.op, ParallelOp) and None not in user.extents else None
+        if dims is not None and any(n not in dims and e != 1 for n, e in enumerate(user.extents)):
+            memory = [a.bits for a in user.accesses if a.scope in (GLOBAL, SHARED)]
+            if memory:
+                loop, _ = default_loop(user, min(memory), MAX_VECTOR_BITS // min(memory))
+                table.set(buffer, project(loop, dims), f"used with every step of another axis in {user.name}")
                 return
     if _elements(buffer) <= REPLICATED_ELEMENTS:
         table.set(buffer, replicated_fragment(shape, site.threads), "so few elements that every thread holds them")

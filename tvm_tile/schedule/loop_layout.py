@@ -5,10 +5,10 @@ from __future__ import annotations
 from ..ir.ops import AssertOp, CumsumOp, FillOp, ParallelOp, PrintOp, ReduceOp
 from .analysis import FRAGMENT, GLOBAL, SHARED, KernelView, Site
 from .copy_instruction import annotate_loop
-from .decisions import read_fragments, read_shared
+from .decisions import read_fragments, read_loop, read_shared
 from .inference import reduce_loop
-from .loops import LoopChoice, choose_loop, result_at_hand
-from .rule import Decision, NotApplicable, Rule, TileSchedule
+from .loops import LoopChoice, check_loop, choose_loop, result_at_hand
+from .rule import GIVEN, Decision, NotApplicable, Rule, TileSchedule
 from .vectors import VectorProver, body_width
 
 __all__ = ["loop_layout"]
@@ -27,8 +27,6 @@ def _apply(sch: TileSchedule, hw):
 
 
 def _decide(sch: TileSchedule, kernel: KernelView, site: Site, prover: VectorProver):
-    if "tile.loop" in site.op.annotations:
-        return Decision(kernel.name, site.name, "layout kept", "given before the rules ran")
     fragments, shared = read_fragments(kernel.info.block), read_shared(kernel.info.block)
     if isinstance(site.op, CumsumOp):
         return NotApplicable("a scan goes through shared memory line by line", kernel.name, site.name)
@@ -41,12 +39,17 @@ def _decide(sch: TileSchedule, kernel: KernelView, site: Site, prover: VectorPro
     width = min(width, max(1, 128 // bits))
     choice = _choose(site, layout_of, bits, width)
     layout = choice.layout
+    given = read_loop(site.op.annotations)
+    if given is not None and given != layout:
+        check_loop(site, layout_of, given)
+        return Decision(kernel.name, site.name, f"{given!r}"[1:-1], GIVEN)
     vector = (
         1
         if choice.window is not None or layout.ndim == 0
         else min(width, layout.vector_width(layout.ndim - 1, 1, width))
     )
-    annotate_loop(sch, site, choice, vector)
+    if given is None:
+        annotate_loop(sch, site, choice, vector)
     # a fragment's own layout is printed once, where it was decided
     text = choice.why if choice.why.endswith(" lies") else f"{layout!r}"[1:-1]
     why = "its elements are used where they are" if choice.why.endswith(" lies") else choice.why

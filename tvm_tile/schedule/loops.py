@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import tvm_ffi
 from tvm.ir import Var
 
-from ..ir.ops import CopyOp, FillOp
+from ..errors import TileShapeError
+from ..ir.ops import CopyOp, FillOp, ReduceOp
 from ..layout import (
     BROADCAST,
     REG,
@@ -24,10 +25,12 @@ from ..layout import (
     replicated_fragment,
 )
 from .analysis import FRAGMENT, Access, Site, static_shape
+from .decisions import read_chunks, read_convert, read_window
 
 __all__ = [
     "LoopChoice",
     "at_hand",
+    "check_loop",
     "choose_loop",
     "default_loop",
     "loop_of_fragment",
@@ -165,6 +168,7 @@ def _spread(layout: Fragment, dims: tuple[int, ...], extents: list[int], vector:
     if len(missing) != 1 or BROADCAST in dims or layout.replication == 1:
         return None
     extent = extents[missing[0]]
+    vector = vector if missing[0] == len(extents) - 1 else 1
     while vector > 1 and extent % (vector * layout.replication):
         vector //= 2
     passes, rest = divmod(extent, vector * layout.replication)
@@ -256,6 +260,38 @@ def choose_loop(
         if lowest is None or key < lowest:
             best, lowest = choice, key
     return best
+
+
+def check_loop(site: Site, layout_of: LayoutOf, given: Fragment) -> None:
+    """Refuse a given loop layout that does not fit an operation.
+
+    Raises
+    ------
+    TileShapeError
+        Other extents, or a fragment that is neither at hand in it nor listed in ``tile.convert``.
+    """
+    notes = site.op.annotations
+    accesses = [a for a in site.of(FRAGMENT) if layout_of(a.buffer) is not None]
+    window = next((a.buffer for a in accesses if a.buffer.name == read_window(notes)), None)
+    chunks = read_chunks(notes)
+    extents = static_shape(window) if window is not None else tuple(site.extents)
+    fits = len(extents) == given.ndim and all(
+        n in chunks if e is None else e == given.shape[n] for n, e in enumerate(extents)
+    )
+    if not fits or given.threads != site.threads:
+        raise TileShapeError(
+            f"{site.name}: the given loop layout {given} does not cover its {len(site.extents)} axes of extents "
+            f"{site.extents} on {site.threads} threads",
+            site.location,
+        )
+    away, _ = _missing(site, accesses, LoopChoice(given, "given", window), layout_of)
+    left = sorted({b.name for b in away} - set(read_convert(notes)))
+    if left and not isinstance(site.op, ReduceOp):
+        raise TileShapeError(
+            f"{site.name}: in the given loop layout {given} the fragments {', '.join(left)} are not at hand",
+            site.location,
+            "list them in tile.convert, or leave the loop's layout out",
+        )
 
 
 def _uniform(site: Site) -> bool:

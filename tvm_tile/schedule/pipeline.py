@@ -12,12 +12,13 @@ from tvm import tirx
 from tvm.ir import TensorLoad, Var
 from tvm.tirx import BufferStore, is_buffer_var
 
+from ..errors import TileShapeError
 from ..ir.ops import CopyOp, GemmOp
 from ..ir.visit import walk
 from .analysis import GLOBAL, SHARED, KernelView, Scope, Site, dtype_bits, scope_of, static_shape
-from .decisions import PipelineDecision, read_copy
+from .decisions import PipelineDecision, read_copy, read_pipeline
 from .manual_pipeline import plan_manual
-from .rule import Decision, NotApplicable, Rule, TileSchedule
+from .rule import GIVEN, Decision, NotApplicable, Rule, TileSchedule
 
 __all__ = ["Producer", "balance", "find_producers", "pipeline"]
 
@@ -42,20 +43,21 @@ def _apply(sch: TileSchedule, hw):
 def _decide(sch: TileSchedule, kernel: KernelView, path, scope: Scope, hw):
     notes = scope.annotations
     name = f"loop {scope.node.loop_var.name}"
-    if "tile.pipeline" in notes:
-        return Decision(kernel.name, name, str(notes["tile.pipeline"]), "given before the rules ran")
     inside = [s for s in kernel.sites if scope in s.path]
     if not inside:
         return NotApplicable("the loop has no tile operation", kernel.name, name)
     producers = find_producers(kernel, path, scope, inside)
+    ready = [p.site for p in producers if p.reason is None]
+    given = read_pipeline(notes)
+    if given is not None and "stage" not in given:
+        _check_given(kernel, scope, given, producers)
     if "tile.order" in notes or "tile.stage" in notes:
-        plan = plan_manual(kernel, scope, inside, [p.site for p in producers if p.reason is None])
+        plan = plan_manual(kernel, scope, inside, ready)
         why = "the author's order and stage, checked against the loop's dependences"
         return _finish(sch, kernel, scope, name, plan, why, False)
     stages = int(notes["tile.num_stages"])
     if stages < 2:
         return NotApplicable(f"num_stages={stages}: copies and work alternate", kernel.name, name)
-    ready = [p.site for p in producers if p.reason is None]
     blocked = "; ".join(
         f"{p.site.name} ({p.site.op.dst.buffer.name}) not ahead: {p.reason}" for p in producers if p.reason
     )
@@ -69,13 +71,46 @@ def _decide(sch: TileSchedule, kernel: KernelView, path, scope: Scope, hw):
 def _finish(
     sch: TileSchedule, kernel: KernelView, scope: Scope, name: str, plan: PipelineDecision, why: str, warning: bool
 ):
-    sch.annotate_loop(kernel, scope, "tile.pipeline", plan)
+    given = read_pipeline(scope.annotations)
+    if given is None:
+        sch.annotate_loop(kernel, scope, "tile.pipeline", plan)
+    elif given != plan.to_json():
+        plan = PipelineDecision(
+            int(given["stages"]),
+            given.get("buffers", {}),
+            tuple(given.get("producers", ())),
+            given.get("order"),
+            given.get("stage"),
+        )
+        why = GIVEN
     ahead = ", ".join(plan.producers) or "nothing"
     copies = ", ".join(f"{b} x {n}" for b, n in plan.buffers.items()) or "none"
     text = f"{plan.stages} stages; issued ahead: {ahead}; copies of tiles: {copies}"
     if plan.stage is not None:
         text += f"; order {list(plan.order)}, stage {list(plan.stage)}"
     return Decision(kernel.name, name, text, why, warning)
+
+
+def _check_given(kernel: KernelView, scope: Scope, given: dict, producers: list[Producer]) -> None:
+    """A given plan issues only copies ahead that can be, into tiles with as many copies as there are stages."""
+    known = {p.site.name: p for p in producers}
+    stages, buffers = int(given.get("stages", 1)), given.get("buffers", {})
+    for name in given.get("producers", ()):
+        producer = known.get(name)
+        reason = "it is no copy from a tensor to a shared tile of the loop" if producer is None else producer.reason
+        if reason is None and int(buffers.get(producer.site.op.dst.buffer.name, 1)) < stages:
+            reason = f"{producer.site.op.dst.buffer.name} has {buffers.get(producer.site.op.dst.buffer.name, 1)} copies"
+        if reason:
+            raise TileShapeError(
+                f"T.Pipelined: the given plan issues {name} ahead in {stages} stages, but {reason}", scope.location
+            )
+    filled = {known[n].site.op.dst.buffer.name for n in given.get("producers", ())}
+    wrong = sorted(set(buffers) - filled)
+    if wrong:
+        raise TileShapeError(
+            f"T.Pipelined: the given plan has copies of {', '.join(wrong)}, which no copy that it issues ahead fills",
+            scope.location,
+        )
 
 
 # ---- which copies can be issued ahead

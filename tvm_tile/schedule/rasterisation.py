@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm import tirx
 
-from .rule import Decision, NotApplicable, Rule, TileSchedule
+from .rule import GIVEN, Decision, NotApplicable, Rule, TileSchedule
 
 __all__ = ["rasterisation"]
 
@@ -14,9 +14,7 @@ def _apply(sch: TileSchedule, hw):
     for kernel in sch.kernels:
         given = sch.given_kernel(kernel, "tile.raster")
         if given is not None:
-            answers.append(
-                Decision(kernel.name, "grid", f"panels of {given[0]}, {given[1]}", "given before the rules ran")
-            )
+            answers.append(Decision(kernel.name, "grid", f"panels of {given[0]}, {given[1]}", GIVEN))
             continue
         if kernel.info.swizzle is None:
             answers.append(NotApplicable("no T.use_swizzle: launch order", kernel.name, "grid"))

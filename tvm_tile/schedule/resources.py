@@ -10,7 +10,7 @@ from tvm.ir import Var
 
 from ..errors import TileResourceError
 from ..ir.kernels import plain
-from ..ir.ops import GemmOp, ParallelOp, ReduceOp
+from ..ir.ops import CopyOp, GemmOp, ParallelOp, ReduceOp
 from .analysis import FRAGMENT, SHARED, Access, KernelView, Site, dtype_bits, static_shape
 from .decisions import read_fragments, read_pipeline, read_shared
 from .loops import plain_dims
@@ -62,6 +62,11 @@ def _span(kernel: KernelView, buffer: Var, renewed: bool = False) -> tuple[int, 
             low, high = min(low, *inside), max(high, *inside)
         spans.append((low, high))
     return min(s[0] for s in spans), max(s[1] for s in spans)
+
+
+def _handed_over(kernel: KernelView, buffer: Var, last: int) -> bool:
+    """Whether the last use is element by element, so that what it writes can take the registers of what it reads."""
+    return any(isinstance(s.op, CopyOp | ParallelOp) for s, _ in kernel.uses(buffer) if s.position == last)
 
 
 def _written_first(users: list[tuple[Site, Access]]) -> bool:
@@ -183,7 +188,7 @@ def nearest_fitting(kernel: KernelView, uses: list[SharedUse], limit: int, confi
 def register_estimate(kernel: KernelView) -> tuple[int, dict[str, int]]:
     """(registers a thread that live fragments take together at most, registers of each fragment).
 
-    A fragment that an operation reads last and one that it writes first can share registers, element by element.
+    A fragment that element-wise work reads last and one that it writes first can share registers.
     """
     layouts = read_fragments(kernel.info.block)
     each: dict[str, int] = {}
@@ -193,7 +198,8 @@ def register_estimate(kernel: KernelView) -> tuple[int, dict[str, int]]:
         if span is None or buffer.name not in layouts:
             continue
         each[buffer.name] = -(-layouts[buffer.name].registers * dtype_bits(str(buffer.ty.dtype)) // 32)
-        spans.append((each[buffer.name], *span))
+        first, last = span
+        spans.append((each[buffer.name], first, last if _handed_over(kernel, buffer, last) else last + 1))
     peak = max((sum(r for r, a, b in spans if a <= first < b or first == a) for _, first, _ in spans), default=0)
     return peak, each
 

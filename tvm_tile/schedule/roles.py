@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ..ir.ops import CopyOp, GemmOp
 from .analysis import GLOBAL, SHARED, KernelView, Site
-from .decisions import encode, read_instruction, read_pipeline, read_shared
+from .decisions import encode, read_instruction, read_partition, read_pipeline, read_shared
 from .rule import Decision, NotApplicable, Rule, TileSchedule
 from .tma import why_not_tma
 
@@ -47,7 +47,7 @@ def _decide(sch: TileSchedule, kernel: KernelView, hw):
     for site in _once(kernel, taken):
         if why_not_tma(site.op, layouts[site.op.dst.buffer.name]) is None:
             rings.append({"name": f"load_{site.op.dst.buffer.name}", "copies": [site.name], "slots": 1})
-    value = {"rings": rings, "registers": REGISTERS[kernel.threads // 128]}
+    value = {"rings": rings, "registers": REGISTERS[kernel.threads // 128], "turns": int(_independent(kernel))}
     sch.annotate_kernel(kernel, "tile.roles", encode(value))
     text = "; ".join(f"{r['name']}: {' + '.join(r['copies'])} x {r['slots']}" for r in rings)
     text = f"one producer warpgroup, {kernel.threads // 128} consumer warpgroups; {text}"
@@ -72,6 +72,14 @@ def _why_not(kernel: KernelView, hw) -> str | None:
     if any(p.get("stage") for p in plans):
         return "a manual order or stage fixes the schedule"
     return None
+
+
+def _independent(kernel: KernelView) -> bool:
+    """Whether two consumer warpgroups never need each other's results: they may take turns at the tensor cores."""
+    if kernel.threads != 256:
+        return False
+    parts = [read_partition(s.op.annotations) for s in kernel.sites if isinstance(s.op, GemmOp)]
+    return all(p is not None and p.n_groups == 1 for p in parts)
 
 
 def _pipelined(kernel: KernelView):

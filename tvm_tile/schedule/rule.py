@@ -14,9 +14,12 @@ from ..layout import LayoutError
 from .analysis import KernelView, Scope, Site, kernel_views
 from .decisions import encode
 
-__all__ = ["Answer", "Decision", "NotApplicable", "Rule", "TileSchedule", "shape_error"]
+__all__ = ["GIVEN", "Answer", "Decision", "NotApplicable", "Rule", "TileSchedule", "shape_error"]
 
 _MAIN = "main"
+
+#: The reason of a decision that a user or tuning made.
+GIVEN = "given before the rules ran"
 
 
 @dataclass(frozen=True)
@@ -113,10 +116,13 @@ class TileSchedule:
         return _parsed(site.op.annotations.get(key))
 
     def annotate(self, site: Site, key: str, value) -> None:
-        """Annotate an operation's block; values that TVM's annotations cannot nest become JSON text."""
+        """Annotate an operation's block; everything but ints and text becomes JSON text.
+
+        TVM's annotations take lists and dicts too, but its traces do not replay them.
+        """
         if key in site.op.annotations:
             return
-        value = _annotation(value)
+        value = value if isinstance(value, int | str) else encode(value)
         self.schedule.annotate(self.schedule.get_sblock(site.name, _MAIN), key, value)
         site.op.annotations[key] = value
 
@@ -126,7 +132,8 @@ class TileSchedule:
         return _parsed(_plain(notes[key])) if key in notes else None
 
     def annotate_kernel(self, kernel: KernelView, key: str, value) -> None:
-        """Set a kernel block's annotation: an int, text, list, or a dict of name -> JSON text."""
+        """Set a kernel block's annotation, as JSON text where it is no int or text."""
+        value = value if isinstance(value, int | str) else encode(value)
         block = self.schedule.get_sblock(kernel.name, _MAIN)
         if key in self.schedule.get(block).annotations:
             self.schedule.unannotate(block, key)
@@ -151,13 +158,6 @@ class TileSchedule:
         for key, value in self.attributes.items():
             func = func.with_attr(key, value)
         return func
-
-
-def _annotation(value):
-    """A value as it is, where ``Schedule.annotate`` takes it, else as JSON text."""
-    value = value.to_json() if hasattr(value, "to_json") else value
-    parts = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else [value]
-    return value if parts and all(isinstance(p, int | str) for p in parts) else encode(value)
 
 
 def _plain(value):

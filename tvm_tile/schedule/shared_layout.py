@@ -8,8 +8,8 @@ from ..errors import TileShapeError
 from ..ir.ops import CopyOp, GemmOp
 from ..layout import LayoutError, SharedLayout, choose, why_not_swizzled
 from .analysis import GLOBAL, SHARED, KernelView, dtype_bits, static_shape
-from .decisions import encode, read_instruction, read_shared
-from .rule import Decision, NotApplicable, Rule, TileSchedule, shape_error
+from .decisions import read_instruction, read_shared
+from .rule import GIVEN, Decision, NotApplicable, Rule, TileSchedule, shape_error
 
 __all__ = ["shared_layout"]
 
@@ -21,9 +21,7 @@ def _apply(sch: TileSchedule, hw):
         if not buffers:
             answers.append(NotApplicable("no shared tiles", kernel.name))
             continue
-        given = {
-            name: (layout, "given before the rules ran") for name, layout in read_shared(kernel.info.block).items()
-        }
+        given = {name: (layout, GIVEN) for name, layout in read_shared(kernel.info.block).items()}
         for name, data in kernel.info.layouts.items():
             buffer = kernel.names.get(name)
             if buffer is not None and str(buffer.ty.storage_scope) == SHARED:
@@ -36,12 +34,13 @@ def _apply(sch: TileSchedule, hw):
                 warning = False
             else:
                 layout, why, warning = _choose(kernel, buffer)
-            layouts[buffer.name] = encode(layout)
+            layouts[buffer.name] = layout.to_json()
             answers.append(
                 Decision(kernel.name, buffer.name, repr(layout)[1:-1].removeprefix("SharedLayout "), why, warning)
             )
             for view in kernel.views(buffer):
-                layouts[view.name] = encode(SharedLayout.row_major(static_shape(view), dtype_bits(str(view.ty.dtype))))
+                plain = SharedLayout.row_major(static_shape(view), dtype_bits(str(view.ty.dtype)))
+                layouts[view.name] = plain.to_json()
         sch.annotate_kernel(kernel, "tile.shared", layouts)
     return answers
 

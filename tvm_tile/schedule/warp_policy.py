@@ -8,7 +8,7 @@ from ..layout import Fragment, Instruction, LayoutError, WarpPartition, partitio
 from .analysis import KernelView, Site, static_shape
 from .decisions import read_instruction
 from .layout_check import matching_partition
-from .rule import Decision, NotApplicable, Rule, TileSchedule, shape_error
+from .rule import GIVEN, Decision, NotApplicable, Rule, TileSchedule, shape_error
 
 __all__ = ["split_warps", "warp_policy"]
 
@@ -59,7 +59,7 @@ def _decide(sch: TileSchedule, kernel: KernelView, site: Site, instruction: Inst
                 f"{op.m} x {op.n} on {site.threads} threads",
                 site.location,
             )
-        return Decision(kernel.name, site.name, _text(part), "given before the rules ran")
+        return Decision(kernel.name, site.name, _text(part), GIVEN)
     annotated = _annotated(kernel, op, instruction, site.threads)
     if annotated is not None:
         sch.annotate(site, "tile.partition", annotated)
