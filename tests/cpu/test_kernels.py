@@ -554,3 +554,94 @@ def test_assembly_of_elementwise_code_has_no_scalar_calls():
     lowered = lower_cpu(kernel, host_target()).with_attr("global_symbol", "main")
     built = tvm.compile(lowered, host_target(), tir_pipeline=PIPELINES[True])
     assert "exp2f" not in built.mod.inspect_source("s")
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_inner_loops_and_local_arrays(how):
+    @T.prim_func
+    def kernel(A: T.Tensor((40, 8), "float32"), B: T.Tensor((40, 8), "float32"), C: T.Tensor((40,), "float32")):
+        with T.Kernel(1, threads=64) as bx:
+            total = T.alloc_fragment((40,), "float32")
+            T.clear(total)
+            for i in T.Parallel(40):
+                for k in T.serial(8):
+                    total[i] += A[i, k] * A[i, k]
+            for i in T.Parallel(40):
+                for k in T.unroll(8):
+                    if k % 2 == 0:
+                        B[i, k] = A[i, k] / total[i]
+                    else:
+                        B[i, k] = A[i, 7 - k]
+            T.copy(total, C)
+
+    a, b, c = random((40, 8)), poisoned((40, 8), "float32"), poisoned((40,), "float32")
+    compile_kernel(kernel, how)(a, b, c)
+    total = (a * a).sum(1)
+    check(c, total)
+    check(b, np.where(np.arange(8) % 2 == 0, a / total[:, None], a[:, ::-1]))
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("ctas", [1, 3, 50])
+def test_persistent_tiles_and_grid_panels(how, ctas):
+    @T.prim_func
+    def kernel(A: T.Tensor((70, 50), "float32"), B: T.Tensor((70, 50), "float32"), n: T.int32):
+        with T.Kernel(n, threads=64) as bx:
+            T.use_swizzle(4)
+            tile = T.alloc_shared((16, 16), "float32")
+            for i, j in T.Persistent([T.ceildiv(70, 16), T.ceildiv(50, 16)], n, bx):
+                T.copy(A[i * 16, j * 16], tile)
+                for x, y in T.Parallel(16, 16):
+                    tile[x, y] = tile[x, y] + T.cast(i * 100 + j, "float32")
+                T.copy(tile, B[i * 16, j * 16])
+
+    a, b = random((70, 50)), poisoned((70, 50), "float32")
+    compile_kernel(kernel, how)(a, b, ctas)
+    check(b, a + np.arange(70)[:, None] // 16 * 100 + np.arange(50) // 16)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_while_and_uniform_memory(how):
+    """Collatz: a loop whose condition reads a variable, values kept in shared and per-CTA memory."""
+
+    @T.prim_func
+    def kernel(Start: T.Tensor((30,), "int32"), Steps: T.Tensor((30,), "int32")):
+        with T.Kernel(30, threads=32) as bx:
+            value = T.alloc_var("int32", init=Start[bx])
+            steps = T.alloc_var("int32", init=0)
+            while value != 1:
+                value = T.if_then_else(value % 2 == 0, value // 2, 3 * value + 1)
+                steps = steps + 1
+            Steps[bx] = steps
+
+    def collatz(x):
+        return 0 if x == 1 else 1 + collatz(x // 2 if x % 2 == 0 else 3 * x + 1)
+
+    start, steps = np.arange(1, 31, dtype="int32"), poisoned((30,), "int32")
+    compile_kernel(kernel, how)(start, steps)
+    np.testing.assert_array_equal(steps, [collatz(int(x)) for x in start])
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("seed", range(6))
+def test_masks_of_attention_shapes(how, seed):
+    """Causal and window masks over ragged tiles: tiles inside, outside and across every edge."""
+    generator = np.random.default_rng(seed)
+    queries, keys = (int(x) for x in generator.integers(1, 90, 2))
+    window, shift = int(generator.integers(1, 60)), int(generator.integers(-20, 20))
+
+    @T.prim_func
+    def kernel(S: T.Tensor((queries, keys), "bfloat16"), Out: T.Tensor((queries, keys), "bfloat16")):
+        with T.Kernel(T.ceildiv(queries, 32), T.ceildiv(keys, 32), threads=64) as (bx, by):
+            tile = T.alloc_fragment((32, 32), "float32")
+            T.copy(S[bx * 32, by * 32], tile)
+            for i, j in T.Parallel(32, 32):
+                q, k = bx * 32 + i + shift, by * 32 + j
+                tile[i, j] = T.if_then_else(q >= k and q - k < window and k < keys, tile[i, j], -T.infinity("float32"))
+            T.copy(tile, Out[bx * 32, by * 32])
+
+    s, out = random((queries, keys), "bfloat16"), poisoned((queries, keys), "bfloat16")
+    compile_kernel(kernel, how)(s, out)
+    q, k = np.arange(queries)[:, None] + shift, np.arange(keys)[None, :]
+    want = np.where((q >= k) & (q - k < window), s.astype("float32"), -np.inf)
+    np.testing.assert_array_equal(out.astype("float32"), want)
