@@ -1,4 +1,4 @@
-"""The command line: ``tvm-tile list | run | bench | inspect | export | doctor | cache | tune``.
+"""The command line: ``tvm-tile list | run | bench | inspect | export | doctor | cache | tune | log``.
 
 Each command is a module of :mod:`tvm_tile.commands` with ``add_parser(subparsers)`` and ``execute(arguments)``; this
 one dispatches and turns errors into messages and exit codes: 0 done, 1 failed (a check or a kernel), 2 wrong usage.
@@ -23,6 +23,7 @@ COMMANDS = {
     "inspect": "inspect_op",
     "export": "export",
     "tune": "tune",
+    "log": "log",
     "doctor": "doctor",
     "cache": "cache",
 }

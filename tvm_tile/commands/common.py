@@ -140,7 +140,7 @@ class Prepared:
 
 
 def prepare(arguments: argparse.Namespace, target=None) -> Prepared:
-    """Look up the op, convert and complete its shape, and make its function for the target.
+    """Look up the op, convert and complete its shape, and make its function with the best known configuration.
 
     Parameters
     ----------
@@ -149,8 +149,9 @@ def prepare(arguments: argparse.Namespace, target=None) -> Prepared:
     target : tvm.target.Target, optional
         Already resolved; else ``--target`` is.
     """
-    from ..ops.common import target_class
     from ..runtime.targets import target as resolve
+    from ..tune.apply import choose as best_known
+    from ..tune.apply import with_choice
 
     spec = find_op(arguments.op)
     shape = resolve_shape(spec, arguments.shape)
@@ -158,9 +159,9 @@ def prepare(arguments: argparse.Namespace, target=None) -> Prepared:
     tunables = resolve_tunables(arguments.config)
     target = resolve(arguments.target) if target is None else target
     # Options that the shape leaves open change the tensors of a call: decide them once, for kernel and inputs alike.
-    options = {key: tunables.pop(key) for key in list(tunables) if key in spec.options}
-    shape, _ = spec.configured(shape, dtype, target_class(target), options)
-    return Prepared(spec, shape, dtype, target, spec.make(shape, dtype, target=target, **tunables))
+    problem, choice = best_known(spec, shape, dtype, target)
+    shape, function = with_choice(problem, choice, tunables)
+    return Prepared(spec, shape, dtype, target, function)
 
 
 def describe_shape(shape: dict[str, Any]) -> str:

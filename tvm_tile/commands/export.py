@@ -25,12 +25,15 @@ def execute(arguments) -> int:
         "target": kernel.target,
         "shape": op.shape,
         "dtype": op.dtype,
+        "config": kernel.config,
+        "config_source": kernel.config_source,
         "file": str(path),
         "bytes": size,
         "signature": str(kernel.signature),
     }
     lines = [
         f"wrote {path} ({size / 1024:.0f} KB) for {kernel.target}",
+        f"config {' '.join(f'{k}={v}' for k, v in kernel.config.items())} ({kernel.config_source})",
         f"load it with tvm_tile.load({str(path)!r}) and call {kernel.signature}",
     ]
     common.emit(arguments, document, lines)

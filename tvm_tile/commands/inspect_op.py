@@ -37,14 +37,26 @@ def execute(arguments) -> int:
         "resources": kernel.resources.to_json(),
     }
     if arguments.show == "resources":
+        document["config_source"] = kernel.config_source
+        document["advice"] = _advice(op, kernel)
         config = ", ".join(f"{k}={v}" for k, v in kernel.config.items()) or "none recorded"
         lines = [
             f"signature  {kernel.signature}",
-            f"config     {config}",
+            f"config     {config} ({kernel.config_source})",
             "resources  " + str(kernel.resources).replace("\n", "\n           "),
+            *(f"advice     {line}" for line in document["advice"]),
         ]
     else:
         document[arguments.show] = getattr(kernel, "ir" if arguments.show == "script" else arguments.show)
         lines = [document[arguments.show]]
     common.emit(arguments, document, lines)
     return 0
+
+
+def _advice(op, kernel) -> list[str]:
+    """What limits the kernel on its GPU and what to change."""
+    from ..tune.advice import advise
+    from ..tune.space import Problem, Space, machine_of
+
+    problem = Problem.of(op.spec, op.shape, op.dtype, op.target)
+    return advise(Space(problem, machine_of(op.target)), kernel.config, kernel.resources)

@@ -41,6 +41,9 @@ class Tile:
         A pipelined loop loads it: there is one copy a stage.
     late : bool
         Live only after the loop, so that it can take the place of tiles that are not.
+    converted : bool
+        A fragment that is another one in a narrower dtype, made piece by piece where it is used: it takes registers of
+        the other as these become free.
     """
 
     name: str
@@ -48,6 +51,7 @@ class Tile:
     dtype: str
     staged: bool = False
     late: bool = False
+    converted: bool = False
 
     @property
     def bytes(self) -> int:
@@ -101,7 +105,7 @@ class Footprint:
     @property
     def fragment_registers(self) -> int:
         """Registers a thread that the fragments take when they are spread evenly and all live."""
-        return sum(cdiv(t.bytes, 4 * self.threads) for t in self.fragments)
+        return sum(cdiv(t.bytes, 4 * self.threads) for t in self.fragments if not t.converted)
 
     @property
     def registers(self) -> int:

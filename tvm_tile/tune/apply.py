@@ -11,7 +11,7 @@ from . import records
 from .records import Choice
 from .space import Problem, Space, machine_of
 
-__all__ = ["choose", "tuned_function"]
+__all__ = ["choose", "tuned_function", "with_choice"]
 
 log = logging.getLogger("tvm_tile")
 
@@ -71,8 +71,13 @@ def tuned_function(op, shape: Mapping[str, Any] | None = None, dtype: str | None
             raise TileError(
                 f"{spec.name} has no tunable {name!r}", advice=f"it has {', '.join(spec.tunables) or 'none'}"
             )
-    problem, choice = choose(spec, shape, dtype, where)
-    func = problem.make({**choice.config, **tunables})
-    text = choice.text if not tunables else f"{choice.text}; given: {', '.join(tunables)}"
+    return with_choice(*choose(spec, shape, dtype, where), tunables)[1]
+
+
+def with_choice(problem: Problem, choice: Choice, given: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+    """(complete shape with its open options decided, PrimFunc) of a choice, where given values take precedence."""
+    shape, config = problem.configured({**choice.config, **given})
+    func = problem.spec.make(shape, problem.dtype, problem.target, **config)
+    text = choice.text if not given else f"{choice.text}; given: {', '.join(given)}"
     log.info("%s: %s", problem.title, text)
-    return func.with_attr("tile.config_source", f"{choice.source}: {text}")
+    return shape, func.with_attr("tile.config_source", f"{choice.source}: {text}")

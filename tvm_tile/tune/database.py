@@ -163,7 +163,7 @@ class Database:
         rewrite(self.folder, lambda record: not tvm_equal(record.workload.mod, self.workload.mod))
         identity = self.space.problem.identity
         kept = [t for t in read_lines(self.folder / TRIALS) if t.get("problem") != identity]
-        (self.folder / TRIALS).write_text("".join(json.dumps(t) + "\n" for t in kept))
+        _write_lines(self.folder / TRIALS, kept)
         self._open()
         self.known.clear()
 
@@ -279,3 +279,52 @@ def replay(folder: str | os.PathLike, kernel: str | None = None) -> list[tuple[A
         config = space.config_of_trace(record.trace)
         out.append((problem.make(config), config, seconds))
     return out
+
+
+def merge_trials(store: Path, source: Path) -> int:
+    """Add the databases of another store; returns the trials that were new."""
+    added = 0
+    for trials in sorted(source.glob(f"*/*/{TRIALS}")):
+        folder = store / trials.relative_to(source).parent
+        with locked(folder):
+            have = read_lines(folder / TRIALS)
+            seen = {json.dumps(t, sort_keys=True) for t in have}
+            fresh = [t for t in read_lines(trials) if json.dumps(t, sort_keys=True) not in seen]
+            rewrite(folder, lambda record: True, [folder, trials.parent])
+            _write_lines(folder / TRIALS, [*have, *fresh])
+            added += len(fresh)
+    return added
+
+
+def prune(folder: Path, keep: int) -> int:
+    """Leave the ``keep`` fastest trials of each workload, no failures; returns the trials that were removed."""
+    with locked(folder):
+        groups: dict[str, list[dict[str, Any]]] = {}
+        for trial in read_lines(folder / TRIALS):
+            groups.setdefault(json.dumps(trial["problem"], sort_keys=True), []).append(trial)
+        kept, removed = [], 0
+        for trials in groups.values():
+            good = sorted((t for t in trials if t["seconds"] is not None), key=lambda t: t["seconds"])[:keep]
+            kept += good
+            removed += len(trials) - len(good)
+        ms = import_meta_schedule()
+        measured: dict[str, list[float]] = {}
+        for record in ms.database.JSONDatabase(work_dir=str(folder)).get_all_tuning_records():
+            times = measured.setdefault(str(record.workload.mod), [])
+            times.append(min((float(s) for s in record.run_secs or []), default=FAILED_SECONDS))
+        limit = {key: sorted(times)[:keep][-1] for key, times in measured.items()}
+
+        def fast(record) -> bool:
+            seconds = min((float(s) for s in record.run_secs or []), default=FAILED_SECONDS)
+            return seconds < FAILED_SECONDS and seconds <= limit[str(record.workload.mod)]
+
+        rewrite(folder, fast)
+        _write_lines(folder / TRIALS, kept)
+    return removed
+
+
+def _write_lines(path: Path, objects: list[dict[str, Any]]) -> None:
+    """Replace a file of JSON lines at once."""
+    scratch = path.with_name(path.name + ".new")
+    scratch.write_text("".join(json.dumps(o) + "\n" for o in objects))
+    os.replace(scratch, path)

@@ -70,14 +70,29 @@ def own_features(space, config: Mapping[str, Any]) -> dict[str, float]:
     return out
 
 
+#: Part of an operator's name -> kind of work; the first that fits counts.
+_GROUPS = {
+    "mma": "tensor",
+    "dp": "tensor",
+    "bulk": "async copy",
+    "cp_async": "async copy",
+    "matrix": "matrix move",
+    "barrier": "barrier",
+    "sync": "barrier",
+    "wait": "barrier",
+    "shfl": "shuffle",
+    "exp": "special",
+    "log": "special",
+    "sqrt": "special",
+    "address": "address",
+    "func_call": "device function",
+    "call_extern": "extern",
+}
+
+
 def _group(name: str) -> str:
     """The kind of work of a called operator."""
-    for part, group in (
-        ("mma", "tensor"), ("dp", "tensor"), ("bulk", "async copy"), ("cp_async", "async copy"),
-        ("matrix", "matrix move"), ("barrier", "barrier"), ("sync", "barrier"), ("wait", "barrier"),
-        ("shfl", "shuffle"), ("exp", "special"), ("log", "special"), ("sqrt", "special"), ("address", "address"), ("func_call", "device function"),
-        ("call_extern", "extern"),
-    ):  # fmt: skip
+    for part, group in _GROUPS.items():
         if part in name:
             return group
     return "call"
