@@ -25,15 +25,16 @@ from .common import (
     next_power_of_two,
     pick,
     round_up,
+    spread,
     target_class,
 )
 
-__all__ = ["DTYPES", "default_tiles", "flash_attention"]
+__all__ = ["DTYPES", "default_threads", "default_tiles", "flash_attention"]
 
 DTYPES = ("float16", "bfloat16", "float32")
 
 
-def default_tiles(seq_q, seq_kv, dim: int, dtype: str = "float16", target: str = "sm_80") -> dict:
+def default_tiles(seq_q, seq_kv, dim: int, dtype: str = "float16", target: str = "sm_80", heads: int = 1) -> dict:
     """Tile sizes that suit a shape when nothing was tuned.
 
     Parameters
@@ -46,6 +47,8 @@ def default_tiles(seq_q, seq_kv, dim: int, dtype: str = "float16", target: str =
         Element dtype.
     target : str
         ``"cpu"``, ``"sm_80"`` or ``"sm_90"``.
+    heads : int
+        Heads of all sequences, each with CTAs of its own: a CPU's tiles have fewer rows where some cores got none.
 
     Returns
     -------
@@ -55,19 +58,34 @@ def default_tiles(seq_q, seq_kv, dim: int, dtype: str = "float16", target: str =
     """
     wide = dim > 128 or dtype == "float32"
     if target == "cpu":
-        tiles = {"block_M": 128, "block_N": 128, "num_stages": 0, "threads": 128}
+        tiles = {"block_M": 256, "block_N": 256, "num_stages": 0}
+    elif dtype == "float32":
+        tiles = {"block_M": 64, "block_N": 32, "num_stages": 1}
     elif target == "sm_90":
-        tiles = {"block_M": 128, "block_N": 64 if wide else 128, "num_stages": 1 if wide else 2, "threads": 256}
+        tiles = {"block_M": 128, "block_N": 64 if wide else 128, "num_stages": 1 if wide else 2}
     else:
-        tiles = {"block_M": 64 if wide else 128, "block_N": 64, "num_stages": 1 if wide else 2, "threads": 128}
-    if dtype == "float32" and target != "cpu":
-        tiles |= {"block_M": 64, "block_N": 32, "num_stages": 1, "threads": 128}
+        tiles = {"block_M": 64 if wide else 128, "block_N": 64, "num_stages": 1 if wide else 2}
     for name, size in (("block_M", seq_q), ("block_N", seq_kv)):
         if isinstance(size, int):
             tiles[name] = min(tiles[name], max(16, next_power_of_two(size)))
-    if tiles["block_M"] < 64 and target != "cpu":
-        tiles["threads"] = min(tiles["threads"], 64 if tiles["block_M"] >= 32 else 32)
-    return tiles
+    if target == "cpu":
+        tiles["block_M"] = spread(tiles["block_M"], seq_q, heads)
+    return {**tiles, "threads": default_threads(tiles["block_M"], target)}
+
+
+def default_threads(block_M: int, target: str = "sm_80") -> int:
+    """CTA size for a number of query rows: the warps split the rows alone, so that each has its rows' softmax for itself.
+
+    Parameters
+    ----------
+    block_M : int
+        Query rows of a tile.
+    target : str
+        ``"sm_90"``: a warpgroup for each 64 rows, two at most; else a warp for each 16 rows, four at most.
+    """
+    if target == "sm_90" and block_M % 128 == 0:
+        return 256
+    return 32 * max(w for w in (1, 2, 4) if w == 1 or block_M % (16 * w) == 0)
 
 
 def flash_attention(
@@ -157,10 +175,12 @@ def flash_attention(
     bias_shape = _bias_shape(bias, batch, heads)
     if varlen and (bias or block_mask):
         raise TileTypeError(f"{op}: varlen cannot be combined with {'bias' if bias else 'block_mask'}")
-    tiles = default_tiles(seq_q, seq_kv, dim, dtype, "sm_80" if target is None else target_class(target))
+    where = "sm_80" if target is None else target_class(target)
+    tiles = default_tiles(seq_q, seq_kv, dim, dtype, where, batch * heads)
     if block_mask:
         check_positive(op, block_mask=block_mask)
         tiles |= {name: divisor_tile(block_mask, tiles[name]) for name in ("block_M", "block_N")}
+    tiles["threads"] = default_threads(block_M or tiles["block_M"], where)
     tiles = pick(tiles, block_M=block_M, block_N=block_N, num_stages=num_stages, threads=threads)
     block_M, block_N, threads = tiles["block_M"], tiles["block_N"], tiles["threads"]
     num_stages = tiles["num_stages"]
@@ -212,7 +232,8 @@ def flash_attention(
             k_start = CuK[bz] if varlen else 0
             len_q = CuQ[bz + 1] - q_start if varlen else seq_q
             len_kv = CuK[bz + 1] - k_start if varlen else seq_kv
-            row0 = bx * block_M
+            # causal rows differ in length: the longest first fill the last wave best
+            row0 = ((T.ceildiv(seq_q, block_M) - 1 - bx) if causal else bx) * block_M
             offset = len_kv - len_q  # position of query row 0 among the keys
 
             if varlen:

@@ -17,7 +17,7 @@ from .gemm import lower_gemm
 from .launch import launch
 from .memory import Placement, place_tiles
 from .ops import lower_op
-from .overlap import overlap_iterations, stored_buffers
+from .overlap import TurnNode, overlap_iterations, stored_buffers
 from .pipeline import PipelinePlan, expand_pipelines
 from .placement import make_storage, viewed_buffer
 from .program import (
@@ -45,6 +45,7 @@ __all__ = ["lower_kernel"]
 
 PRODUCER_THREADS = 128
 CONSUMER_BARRIER = 1
+TURN_BARRIER = 2
 
 
 def lower_kernel(info: KernelInfo, hw, func: tirx.PrimFunc):
@@ -123,9 +124,10 @@ class _Lowering:
         producer = producer_tree(self.nodes, self.rings, maps)
         work = consumer_tree(clone(self.nodes, {}), self.rings)
         if self.roles.get("overlap", True):
-            work = overlap_iterations(work, self._is_async)
+            work = overlap_iterations(work, self._is_async, turns=bool(self.roles.get("turns")))
         work = self._steps_and_barriers(work)
-        consumer_code = seq([self._emit(node) for node in work])
+        taking_turns = any(isinstance(n, TurnNode) for n in walk_nodes(work))
+        consumer_code = seq([self._first_turn() if taking_turns else None, *[self._emit(node) for node in work]])
         producer_code = seq([self._emit(node) for node in producer])
         threads = self.info.threads
         registers = self.roles.get("registers")
@@ -145,6 +147,18 @@ class _Lowering:
             ]
         )
         return launch(self.info, storage, body, threads + PRODUCER_THREADS, maps.host, bounded=True)
+
+    def _turn(self, node: TurnNode):
+        group = tirx.Cast("uint32", self.storage.warpgroup)
+        threads = T.uint32(2 * 128)
+        if node.enter:
+            return evaluate(T.ptx.bar.sync(T.uint32(TURN_BARRIER) + group, threads))
+        return evaluate(T.ptx.bar.arrive(T.uint32(TURN_BARRIER + 1) - group, threads))
+
+    def _first_turn(self):
+        """The first warpgroup begins."""
+        arrive = evaluate(T.ptx.bar.arrive(T.uint32(TURN_BARRIER), T.uint32(2 * 128)))
+        return when(tirx.EQ(self.storage.warpgroup, const(0)), arrive)
 
     def _one_thread(self, code):
         return when(tirx.EQ(self.storage.tx, const(self.info.threads)), code)
@@ -234,6 +248,8 @@ class _Lowering:
             return evaluate(T.ptx.wgmma.wait_group.sync.aligned(node.pending))
         if isinstance(node, RingWaitNode):
             return self.rings.wait_full(node.ring, node.count)
+        if isinstance(node, TurnNode):
+            return self._turn(node)
         if isinstance(node, ReleaseNode):
             return self.rings.release(node.ring, node.count, node.guard)
         if isinstance(node, RawNode):

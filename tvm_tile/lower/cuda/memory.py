@@ -13,6 +13,8 @@ from .storage import SharedTile, Storage
 
 __all__ = ["Placement", "place_tiles"]
 
+SMALL = 2048
+
 
 @dataclass
 class Placement:
@@ -63,6 +65,10 @@ def place_tiles(
         When the tiles that are live together do not fit.
     """
     live = _liveness(storage, nodes, scratch)
+    for buffer in scratch & set(live):
+        # small tiles of their own space: sharing it would only cost barriers
+        if storage.tiles[buffer].bytes <= SMALL:
+            live[buffer] = (0, 1 << 30)
     for buffer in from_start:
         live[buffer] = (0, live.get(buffer, (0, 0))[1])
     order = sorted(live, key=lambda b: (-storage.tiles[b].bytes, live[b][0]))

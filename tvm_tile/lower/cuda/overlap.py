@@ -11,6 +11,8 @@ iteration, and the middle's scalar work runs while the tensor cores are busy wit
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from tvm import tirx
 from tvm.ir import Var
 
@@ -19,10 +21,20 @@ from .build import const
 from .program import CondNode, LoopNode, Node, OpNode, clone
 from .roles import ReleaseNode, RingWaitNode, buffers_of
 
-__all__ = ["defer_releases", "overlap_iterations", "rotate", "stored_buffers"]
+__all__ = ["TurnNode", "defer_releases", "overlap_iterations", "rotate", "stored_buffers"]
 
 
-def overlap_iterations(nodes: list[Node], is_async) -> list[Node]:
+@dataclass
+class TurnNode:
+    """Two consumer warpgroups take turns at issuing products: ``enter`` waits for one's turn, else it is passed on.
+
+    While one works on scalars, the other's products have the tensor cores (ping-pong, FlashAttention-3, Shah et al. 2024).
+    """
+
+    enter: bool
+
+
+def overlap_iterations(nodes: list[Node], is_async, turns: bool = False) -> list[Node]:
     """Apply whichever transformation fits to every loop that waits for a ring.
 
     Parameters
@@ -31,6 +43,8 @@ def overlap_iterations(nodes: list[Node], is_async) -> list[Node]:
         The consumers' tree.
     is_async : callable
         Whether an operation is an asynchronous product.
+    turns : bool
+        Whether rotated loops let two warpgroups take turns.
     """
     out: list[Node] = []
     for node in nodes:
@@ -38,14 +52,16 @@ def overlap_iterations(nodes: list[Node], is_async) -> list[Node]:
             if any(isinstance(n, RingWaitNode) for n in node.body) and all(
                 r.ring.counting != "visits" for r in node.body if isinstance(r, RingWaitNode)
             ):
-                made = rotate(node, is_async) or defer_releases(node, is_async)
+                made = rotate(node, is_async, turns) or defer_releases(node, is_async)
                 if made is not None:
                     out += made
                     continue
-            node.body = overlap_iterations(node.body, is_async)
+            node.body = overlap_iterations(node.body, is_async, turns)
         elif isinstance(node, CondNode):
             node = CondNode(
-                node.condition, overlap_iterations(node.then, is_async), overlap_iterations(node.orelse, is_async)
+                node.condition,
+                overlap_iterations(node.then, is_async, turns),
+                overlap_iterations(node.orelse, is_async, turns),
             )
         out.append(node)
     return out
@@ -99,7 +115,7 @@ def defer_releases(loop: LoopNode, is_async) -> list[Node] | None:
     return [made, *final]
 
 
-def rotate(loop: LoopNode, is_async) -> list[Node] | None:
+def rotate(loop: LoopNode, is_async, turns: bool = False) -> list[Node] | None:
     """Rotation, or None where the final product and the next head depend on each other."""
     body = loop.body
     tail = _tail(body, is_async)
@@ -120,6 +136,8 @@ def rotate(loop: LoopNode, is_async) -> list[Node] | None:
     if any(_meet(own, _on_chip(_touch(n))) for n in body[: head_end + 1]):
         return None
     head, middle = body[: head_end + 1], body[head_end + 1 : tail]
+    # no mbarrier wait between products: ptxas ends a wgmma group at every basic block
+    head = [n for n in head if isinstance(n, RingWaitNode)] + [n for n in head if not isinstance(n, RingWaitNode)]
     waits = [n for n in middle if isinstance(n, RingWaitNode) and _meet(list(n.ring.buffers), mine)]
     early = [n for n in middle if isinstance(n, ReleaseNode)]
     middle = [n for n in middle if not any(n is x for x in [*waits, *early])]
@@ -134,7 +152,11 @@ def rotate(loop: LoopNode, is_async) -> list[Node] | None:
     var = Var(loop.var.name, loop.var.ty)
     here, before = {loop.var: var}, {loop.var: var - 1}
     prologue = clone([*head, *early, *middle[:at], *waits, *middle[at:]], first)
-    steady = clone(head, here) + clone([final], before) + clone([*early, *middle[:at], *waits], here)
+    products = clone(head, here) + clone([final], before)
+    if turns:
+        first_product = next(i for i, n in enumerate(products) if isinstance(n, OpNode) and is_async(n))
+        products = [*products[:first_product], TurnNode(True), *products[first_product:], TurnNode(False)]
+    steady = products + clone([*early, *middle[:at], *waits], here)
     steady += [ReleaseNode(r.ring, r.count, 0) for r in clone(releases, before)] + clone(middle[at:], here)
     epilogue = clone([final, *releases], last)
     extent = tirx.max(loop.extent - 1, const(0))

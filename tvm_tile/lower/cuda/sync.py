@@ -36,10 +36,12 @@ class BarrierNode:
     """All threads of the CTA meet (``__syncthreads``).
 
     ``fence``: tiles written by ordinary stores (or cp.async) are read by wgmma or TMA next, which needs a proxy fence
-    in each writing thread first.
+    in each writing thread first. ``frees``: tiles that products in flight still read and that are written after the
+    barrier; None where the barrier was asked for and all products have to be complete.
     """
 
     fence: bool = False
+    frees: tuple[Var, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ class _Inserter:
             elif isinstance(node, BarrierNode):
                 out.append(node)
                 state = _State()
-            elif isinstance(node, CommitNode | WaitNode) or hasattr(node, "ring"):
+            elif isinstance(node, CommitNode | WaitNode) or hasattr(node, "ring") or hasattr(node, "enter"):
                 out.append(node)  # orders asynchronous work; says nothing about the threads among each other
             elif isinstance(node, CondNode):
                 state = self._expression(out, node.condition, state)
@@ -173,8 +175,7 @@ class _Inserter:
         reads = [a for a in reads if self.shared(a.buffer)]
         writes = [a for a in writes if self.shared(a.buffer)]
         if self._conflicts(reads, writes, state):
-            out.append(BarrierNode(self._crosses_proxy(reads, state)))
-            state = _State()
+            state = self._barrier(out, reads, writes, state)
         out.append(node)
         for access in reads:
             state.add(access, False)
@@ -185,8 +186,7 @@ class _Inserter:
     def _expression(self, out: list, expr, state: _State) -> _State:
         reads = self._reads(expr)
         if reads and self._conflicts(reads, [], state):
-            out.append(BarrierNode())
-            state = _State()
+            state = self._barrier(out, reads, [], state)
         for access in reads:
             state.add(access, False)
         return state
@@ -207,6 +207,13 @@ class _Inserter:
                 if self._meet(access, item.access):
                     return True
         return False
+
+    def _barrier(self, out: list, reads: list[Access], writes: list[Access], state: _State) -> _State:
+        """Add a barrier. What products in flight read stays pending, unless the barrier is there because of it."""
+        in_flight = [i for i in state.pending if i.access.agent == "async" and not i.write]
+        freed = [i for i in in_flight if any(self._meet(w, i.access) for w in writes)]
+        out.append(BarrierNode(self._crosses_proxy(reads, state), tuple(i.access.buffer for i in freed)))
+        return _State([i for i in in_flight if all(i is not f for f in freed)])
 
     def _crosses_proxy(self, reads: list[Access], state: _State) -> bool:
         """Whether the async proxy reads next what a barrier's threads wrote through the generic one."""

@@ -66,9 +66,11 @@ def _run(nodes: list[Node], flight: list[_Group]) -> tuple[list[Node], list[_Gro
         elif isinstance(node, CondNode):
             then, left = _run(node.then, list(flight))
             orelse, right = _run(node.orelse, list(flight))
-            if not (_equal(left, right) and _equal(left, flight)):
-                then = then + [WgmmaWaitNode(0)] if left else then
-                orelse = orelse + [WgmmaWaitNode(0)] if right else orelse
+            if _ends_with(right, left):
+                left = right  # a branch that waited for more is no reason to wait in the other one
+            elif not _ends_with(left, right):
+                then = [*then, WgmmaWaitNode(0)] if left else then
+                orelse = [*orelse, WgmmaWaitNode(0)] if right else orelse
                 left = []
             out.append(CondNode(node.condition, then, orelse))
             flight = left
@@ -87,7 +89,9 @@ def _run(nodes: list[Node], flight: list[_Group]) -> tuple[list[Node], list[_Gro
 def _needed(node: Node, flight: list[_Group]) -> int:
     """How many of the oldest groups must be complete before a node."""
     if isinstance(node, BarrierNode):
-        return len(flight)
+        if node.frees is None:
+            return len(flight)
+        return max((n + 1 for n, g in enumerate(flight) if _common(g.shared, node.frees)), default=0)
     if isinstance(node, ReleaseNode):
         return max(
             (n + 1 for n, g in enumerate(flight) if g.age >= node.age and _common(g.shared, node.buffers)), default=0
@@ -110,8 +114,10 @@ def _needed(node: Node, flight: list[_Group]) -> int:
     return needed
 
 
-def _equal(left: list[_Group], right: list[_Group]) -> bool:
-    return len(left) == len(right) and all(a is b for a, b in zip(left, right, strict=True))
+def _ends_with(long: list[_Group], short: list[_Group]) -> bool:
+    """Whether ``short`` is ``long`` without some of its oldest groups."""
+    tail = long[len(long) - len(short) :] if len(short) <= len(long) else None
+    return tail is not None and all(a is b for a, b in zip(tail, short, strict=True))
 
 
 def _same(a, b) -> bool:
