@@ -323,6 +323,43 @@ def test_uniform_local_array():
     assert b.tolist() == [22, 24, 26, 28] * 2
 
 
+def test_bounds_of_a_named_slice_are_taken_where_it_is_named():
+    @T.macro
+    def move(part, index, target):
+        index[0] = 0
+        T.copy(part, target)
+
+    @T.prim_func
+    def kernel(A: T.Tensor((8, 2), "int32"), Index: T.Tensor((2,), "int32"), B: T.Tensor((2, 2), "int32")):
+        with T.Kernel(1, threads=32) as bx:
+            row = A[Index[0], :]
+            Index[0] = 1
+            T.copy(row, B[0, :])
+            move(A[Index[1], 0:2], Index, B[1, :])
+
+    a, b = np.arange(16, dtype="int32").reshape(8, 2), out((2, 2), "int32")
+    run(kernel, a, ints(5, 7), b)
+    np.testing.assert_array_equal(b, a[[5, 7]])
+
+
+def test_truth_of_numbers_in_conditions():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "int32"), x: T.float32, n: T.int32):
+        with T.Kernel(1, threads=32) as bx:
+            if n and A[0] > 3:
+                A[1] = 1
+            if not n or x:
+                A[2] = 1
+            A[3] = 7 if n else 8
+            while A[0]:
+                A[0] -= 1
+
+    for x, n in ((0.0, 0), (0.5, 2), (0.0, 1)):
+        a = ints(5, 0, 0, 0)
+        run(kernel, a, x, n)
+        assert a.tolist() == [0, int(n != 0), int(n == 0 or x != 0), 7 if n else 8]
+
+
 def test_unused_values_leave_no_trace():
     @T.prim_func
     def kernel(A: T.Tensor((4,), "int32")):

@@ -14,7 +14,7 @@ from .alloc import VarHandle, alloc_var, is_variable, store_variable
 from .dtypes import constant
 from .emit import block
 from .regions import as_region, dtype_of, scope_of, shape_text
-from .values import as_expression, check_uniform, is_expression, snapshot
+from .values import as_expression, check_uniform, frozen, is_expression, is_slice, snapshot
 
 __all__ = ["TOKEN", "bind_value", "check_rebinding", "describe", "target_names"]
 
@@ -111,7 +111,9 @@ def bind_value(self, node, name: str, value):
     if is_buffer_var(value):
         name_buffer(context, name, value)
         return value
-    if isinstance(value, TensorRegion) or value is None or isinstance(value, bool | int | float | str):
+    if is_slice(value):
+        return frozen(value)
+    if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):
         return type(value)(bind_value(self, node, f"{name}_{i}", v) for i, v in enumerate(value))

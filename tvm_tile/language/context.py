@@ -31,10 +31,10 @@ class KernelContext:
 class FunctionContext:
     """State of one function being parsed.
 
-    ``scopes`` lists the enclosing constructs, outermost first: ``"kernel"``, ``"loop"``, ``"pipeline"``, ``"parallel"``,
-    ``"if"``, ``"ws"``. ``roots`` maps an alias (T.reshape, T.view) to the buffer that owns the memory, ``elements`` a
-    macro's parameter to the element it was given. ``bound`` has every name that was bound anywhere in the function,
-    ``macro_scopes`` the depth of ``scopes`` at each macro call around.
+    ``scopes`` lists the enclosing constructs, outermost first: ``"kernel"``, ``"loop"``, ``"pipeline"``,
+    ``"parallel"``, ``"if"``, ``"ws"``. ``roots`` maps an alias (T.reshape, T.view) to the buffer that owns the memory,
+    ``elements`` a macro's parameter to the element it was given. ``bound`` has every name that was bound anywhere in
+    the function, ``macro_scopes`` the depth of ``scopes`` at each macro call around.
     """
 
     name: str

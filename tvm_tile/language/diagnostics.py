@@ -21,7 +21,7 @@ from tvm.script.parser.core.parser import ScriptMacro
 
 from ..errors import InternalError, SourceLocation, TileError, TileShapeError, TileSyntaxError, TileTypeError
 from .context import active
-from .values import as_expression
+from .values import as_expression, is_expression
 
 __all__ = ["install", "location_of", "user_cause"]
 
@@ -90,9 +90,7 @@ class _Evaluator(ExprEvaluator):
     def _eval_if_exp(self, node):
         test = self._eval_expr(self._visit(node.test))
         if isinstance(test, tvm.ir.Expr) or hasattr(test, "expr_ty"):
-            test = as_expression(test)
-            if tvm.ir.is_prim_expr(test) and str(test.ty.dtype) != "bool":
-                test = test != tvm.tirx.const(0, str(test.ty.dtype))
+            test = _truth(test)
             then, other = (self._eval_expr(self._visit(part)) for part in (node.body, node.orelse))
             return tvm.tirx.op.if_then_else(test, then, other)
         return self._eval_expr(self._visit(node.body if test else node.orelse))
@@ -106,8 +104,24 @@ class _Evaluator(ExprEvaluator):
                     return value
                 value = self._eval_expr(self._visit(part))
                 continue
-            value = _eval_op(node.op, values=[value, self._eval_expr(self._visit(part))])
+            value = _eval_op(node.op, values=[_truth(value), _truth(self._eval_expr(self._visit(part)))])
         return value
+
+    def _eval_unary_op(self, fields):
+        value = self._eval_expr(fields["operand"])
+        if isinstance(fields["op"], doc.Not):
+            value = _truth(value)
+            return not value if isinstance(value, bool) else tvm.tirx.Not(value)
+        return _eval_op(fields["op"], values=[value])
+
+
+def _truth(value):
+    """The truth of a value in a condition: not zero."""
+    if not is_expression(value):
+        return bool(value)
+    value = as_expression(value)
+    dtype = str(value.ty.dtype)
+    return value if dtype == "bool" else as_expression(value != tvm.tirx.const(0, dtype))
 
 
 def _in_kernel(parser) -> bool:
@@ -220,6 +234,10 @@ def _translate(parser, err, where: SourceLocation | None) -> TileError | Interna
             "a run-time expression has no Python truth value here",
             where,
             "use T.max / T.min / T.if_then_else on expressions, and `if` only as a statement",
+        )
+    if text == "Function must be decorated":
+        return TileSyntaxError(
+            "a function inside a kernel", where, "decorate it with @T.macro, or define it before the kernel"
         )
     if "non-unit step" in text:
         advice = "take the whole range and pick elements in T.Parallel"

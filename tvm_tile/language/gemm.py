@@ -76,8 +76,10 @@ def gemm(
     Examples
     --------
     >>> @T.prim_func
-    ... def kernel(A: T.Tensor((64, 32), "float16"), B: T.Tensor((64, 32), "float16"), C: T.Tensor((64, 64),
-    "float32")): ...     with T.Kernel(1, threads=128) as bx:
+    ... def kernel(
+    ...     A: T.Tensor((64, 32), "float16"), B: T.Tensor((64, 32), "float16"), C: T.Tensor((64, 64), "float32")
+    ... ):
+    ...     with T.Kernel(1, threads=128) as bx:
     ...         a = T.alloc_shared((64, 32), "float16")
     ...         b = T.alloc_shared((64, 32), "float16")
     ...         c = T.alloc_fragment((64, 64), "float32")

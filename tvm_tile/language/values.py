@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import tvm
 from tvm import tirx
-from tvm.ir import TensorLoad, Var
+from tvm.ir import Range, TensorLoad, TensorRegion, Var
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx import is_buffer_var
 from tvm.tirx.script import builder as B
@@ -16,7 +16,17 @@ from ..ir.visit import walk
 from .context import active
 from .regions import scope_name, scope_of
 
-__all__ = ["as_expression", "check_uniform", "element_of", "has_effect", "is_expression", "reads_memory", "snapshot"]
+__all__ = [
+    "as_expression",
+    "check_uniform",
+    "element_of",
+    "frozen",
+    "has_effect",
+    "is_expression",
+    "is_slice",
+    "reads_memory",
+    "snapshot",
+]
 
 _EFFECTS = ("tirx.call_extern", "tirx.call_packed", "tirx.call_llvm_intrin", "tirx.call_pure_extern")
 
@@ -95,9 +105,37 @@ def snapshot(value, name: str = "value"):
     check_uniform([value])
     if not reads_memory(value):
         return value
+    context = active()
+    if context is not None and context.kernel is None:
+        raise TileTypeError(
+            f"{value} reads memory outside of T.Kernel: only scalars and shapes are known before a kernel runs",
+            advice="read it inside `with T.Kernel(...)`, or pass the value as a scalar parameter",
+        )
     var = B.Bind(value)
     IRBuilder.name(name, var)
     return var
+
+
+def frozen(region):
+    """A slice whose bounds are taken at this point, whatever changes the memory they came from."""
+    if isinstance(region, TensorRegion):
+        ranges = [(snapshot(r.min, "start"), snapshot(r.extent, "extent")) for r in region.region]
+        return tirx.stmt.BufferRegion(region.source, [Range.from_min_extent(low, extent) for low, extent in ranges])
+    indices = []
+    for index in region.indices:
+        if isinstance(index, tirx.Ramp):
+            index = tirx.Ramp(snapshot(index.base, "start"), index.stride, index.lanes)
+        else:
+            index = snapshot(index, "start")
+        indices.append(index)
+    return tirx.BufferLoad(region.source, indices)
+
+
+def is_slice(value) -> bool:
+    """Whether a value is a part of a buffer with at least one range."""
+    if isinstance(value, TensorRegion):
+        return True
+    return isinstance(value, TensorLoad) and any(isinstance(i, tirx.Ramp) for i in value.indices)
 
 
 def macro_argument(value, name: str):
@@ -108,14 +146,15 @@ def macro_argument(value, name: str):
     """
     if isinstance(value, list | tuple):
         return type(value)(macro_argument(v, f"{name}_{i}") for i, v in enumerate(value))
+    if is_slice(value):
+        return frozen(value)
     if not is_expression(value):
         return value
     value = as_expression(value)
     if not isinstance(value, TensorLoad):
         return snapshot(value, name)
     context, scope = active(), scope_of(value.source)
-    whole_slice = any(isinstance(i, tirx.Ramp) for i in value.indices)
-    if whole_slice or scope == "variable" or (scope == "fragment" and not context.in_parallel):
+    if scope == "variable" or (scope == "fragment" and not context.in_parallel):
         return value
     var = snapshot(value, name)
     context.elements[var] = value
