@@ -55,7 +55,7 @@ def test_copy_of_any_shape_and_type(how, rows, columns, source, target):
 
 
 @pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("n", [1, 7, 1000, 1001])
+@pytest.mark.parametrize("n", [0, 1, 7, 1000, 1001])
 def test_symbolic_length(how, n):
     size = T.dynamic("size")
 
@@ -645,3 +645,27 @@ def test_masks_of_attention_shapes(how, seed):
     q, k = np.arange(queries)[:, None] + shift, np.arange(keys)[None, :]
     want = np.where((q >= k) & (q - k < window), s.astype("float32"), -np.inf)
     np.testing.assert_array_equal(out.astype("float32"), want)
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("n", [1, 16, 45])
+def test_bool_tensors_with_ragged_edges(how, n):
+    @T.prim_func
+    def kernel(M: T.Tensor((n,), "bool"), A: T.Tensor((48, n), "float32"), B: T.Tensor((48, n), "float32"),
+               Not: T.Tensor((n,), "bool")):  # fmt: skip
+        with T.Kernel(T.ceildiv(n, 16), threads=64) as bx:
+            mask = T.alloc_shared((16,), "bool")
+            T.copy(M[bx * 16], mask)
+            for i, j in T.Parallel(48, 16):
+                if mask[j]:
+                    B[i, bx * 16 + j] = A[i, bx * 16 + j]
+                else:
+                    B[i, bx * 16 + j] = 0.0
+            for j in T.Parallel(16):
+                Not[bx * 16 + j] = not mask[j]
+
+    m, a = rng.integers(0, 2, n).astype(bool), random((48, n))
+    b, inverted = poisoned((48, n), "float32"), np.zeros(n, bool)
+    compile_kernel(kernel, how)(m, a, b, inverted)
+    np.testing.assert_array_equal(b, np.where(m, a, 0))
+    np.testing.assert_array_equal(inverted, ~m)

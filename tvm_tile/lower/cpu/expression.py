@@ -309,29 +309,27 @@ class Evaluator:
                     self.spread(right.expr, lanes),
                 )
                 return Value(result, dtype, left.exact and right.exact)
-        if dtype == "bool":  # vectors of bool cannot be kept in memory
-            if self.lane is not None:
-                raise NotVectorizableError("choice of bool vectors")
-            return Value(tirx.if_then_else(chosen, self.evaluate(then).expr, self.evaluate(otherwise).expr), dtype)
         lanes = (
             self.lane.lanes
             if self.varies(then) or self.varies(otherwise) or self._mentions_vectors([then, otherwise])
             else 1
         )
-        cell = self.b.register(compute_dtype(dtype), lanes, "chosen")
+        # bools are kept as bytes: TVM has no memory of bool vectors
+        cell = self.b.register("uint8" if dtype == "bool" else compute_dtype(dtype), lanes, "chosen")
 
-        def write(side, truth: bool):
-            def emit():
-                self.assumed.extend(conjuncts(condition) if truth else [])
-                size = len(conjuncts(condition)) if truth else 0
-                value = self.settle(self.evaluate(side))
-                if size:
-                    del self.assumed[-size:]
-                self.b.store(cell, self.spread(value.expr, lanes), 0)
+        def write(side, known: list) -> Callable[[], None]:
+            def emit() -> None:
+                self.assumed.extend(known)
+                value = self.spread(self.settle(self.evaluate(side)).expr, lanes)
+                if known:
+                    del self.assumed[-len(known) :]
+                self.b.store(cell, narrow(self.b, value, "bool") if dtype == "bool" else value, 0)
 
             return emit
 
-        self.b.if_else(chosen, write(then, True), write(otherwise, False))
+        self.b.if_else(chosen, write(then, conjuncts(condition)), write(otherwise, []))
+        if dtype == "bool":
+            return Value(widen(self.b, load(cell, 0), dtype), dtype)
         return Value(self.b.bind(load(cell, 0), "chosen"), dtype)
 
     # ---------------------------------------------------------------- memory
