@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from tvm.ir import TensorLoad, Var
 from tvm.script import tirx as T
+from tvm.tirx import BufferStore
 
 from ...errors import InternalError
 from ...ir.visit import walk
@@ -181,9 +182,13 @@ def _uses(node: Node, ring: Ring) -> bool:
 
 
 def buffers_of(node: OpNode) -> list[Var]:
-    """All buffers that an operation touches."""
+    """All buffers that an operation touches, those that it only stores to included."""
     found = list(touched_buffers(node.op))
     for part in (node.op.body, node.op.init):
         if part is not None:
-            walk(part, (TensorLoad, lambda load: found.append(load.source)))
+            walk(
+                part,
+                (TensorLoad, lambda load: found.append(load.source)),
+                (BufferStore, lambda store: found.append(store.buffer)),
+            )
     return found
