@@ -330,8 +330,10 @@ def flash_attention(
                 T.gemm(acc_s_cast, V_shared, acc_o, policy=T.GemmWarpPolicy.FullRow, mask=active)
 
             # a row without any valid key has logsum 0
+            for i in T.Parallel(block_M):
+                scores_scale[i] = T.if_then_else(logsum[i] == 0, 0, 1 / logsum[i])
             for i, j in T.Parallel(block_M, width):
-                acc_o[i, j] = T.if_then_else(logsum[i] == 0, 0, acc_o[i, j] / logsum[i])
+                acc_o[i, j] *= scores_scale[i]
             for i in T.Parallel(block_M):
                 logsum[i] = (T.log2(logsum[i]) + scores_max[i] * score_scale) * LN2
             if varlen:

@@ -8,7 +8,8 @@ that ldmatrix cannot deliver (8-bit or tf32 elements stored with K along the row
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import tvm
 from tvm import tirx
@@ -18,10 +19,11 @@ from tvm.script import tirx as T
 from ...errors import InternalError
 from ...ir.ops import GemmOp, Region
 from ...layout import Instruction, WarpPartition, a_fragment, load_a, load_b
-from ...schedule.decisions import read_instruction, read_partition
+from ...schedule.decisions import read_convert, read_instruction, read_partition
 from .build import const, evaluate, seq, unrolled, when
 from .fma import lower_fma
 from .program import Access, MicroNode, OpNode
+from .space import visit
 from .storage import Storage
 from .wgmma import lower_wgmma
 
@@ -40,6 +42,38 @@ def lower_gemm(storage: Storage, node: OpNode, hw) -> list[MicroNode]:
     hw : GPU
         The target.
     """
+    before, node = _staged_operands(storage, node)
+    return before + _product(storage, node)
+
+
+def _staged_operands(storage: Storage, node: OpNode) -> tuple[list[MicroNode], OpNode]:
+    """Steps that bring fragments laid out for something else to shared memory, and the product that reads them there."""
+    steps: list[MicroNode] = []
+    changes = {}
+    for name in read_convert(node.op.annotations):
+        for operand in ("a", "mask"):
+            region = getattr(node.op, operand)
+            if region is None or region.buffer.name != name:
+                continue
+            held = storage.fragments[region.buffer]
+            scratch = storage.new_scratch(held.layout.shape, held.dtype, f"{name}_operand")
+            steps.append(
+                MicroNode([], [Access(scratch.buffer)], partial(_spill, storage, held, scratch), f"stage {name}")
+            )
+            changes[operand] = replace(region, buffer=scratch.buffer)
+    return steps, OpNode(replace(node.op, **changes), node.versions) if changes else node
+
+
+def _spill(storage: Storage, held, scratch):
+    view = storage.view(scratch)
+
+    def one(reg, coords):
+        return tirx.BufferStore(view, held.local[reg], [storage.element(scratch, coords)])
+
+    return visit(held.layout, storage.tx, one, primary=True)
+
+
+def _product(storage: Storage, node: OpNode) -> list[MicroNode]:
     op: GemmOp = node.op
     instruction = read_instruction(op.annotations)
     reads = [
@@ -48,7 +82,7 @@ def lower_gemm(storage: Storage, node: OpNode, hw) -> list[MicroNode]:
         if r is not None and r.scope == "shared"
     ]
     if instruction is None:
-        return [MicroNode(reads, [], lambda: lower_fma(storage, node), f"gemm {op.name} (fma)")]
+        return lower_fma(storage, node, reads)
     partition = read_partition(op.annotations)
     if instruction.family == "wgmma":
         return lower_wgmma(storage, node, instruction, partition, reads)

@@ -70,7 +70,7 @@ def expand_pipelines(nodes: list[Node], plan_of) -> list[Node]:
                 made, final = (_manual if plan.stage else _staged)(node, plan)
                 out += made
                 # what reads the tiles after the loop finds the last iteration's copies
-                _set_versions(nodes[index + 1 :], final)
+                _set_versions(nodes[index + 1 :], final, after=True)
                 continue
             out.append(LoopNode(node.var, node.start, node.extent, expand_pipelines(node.body, plan_of),
             node.annotations,
@@ -86,11 +86,13 @@ def expand_pipelines(nodes: list[Node], plan_of) -> list[Node]:
     return out
 
 
-def _set_versions(nodes: Iterable[Node], versions: dict[Var, Version]) -> None:
+def _set_versions(nodes: Iterable[Node], versions: dict[Var, Version], after: bool = False) -> None:
+    """Say which copies operations use; what comes ``after`` a loop may have been told by a loop of its own."""
     for node in walk_nodes(list(nodes)):
         if isinstance(node, OpNode):
             for buffer, version in versions.items():
-                node.versions.setdefault(buffer, version)
+                if not (after and buffer in node.versions and node.versions[buffer].loop is not None):
+                    node.versions[buffer] = version
 
 
 def _last(node: LoopNode, count: int) -> Version:

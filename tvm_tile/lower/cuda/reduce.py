@@ -16,6 +16,7 @@ from tvm.tirx import Bind, BufferStore, ForKind
 from ...ir.ops import ReduceOp
 from ...layout import (
     BROADCAST,
+    REG,
     THREAD,
     Digit,
     Fragment,
@@ -38,6 +39,14 @@ _FULL = 0xFFFFFFFF
 _WARP = 32
 _RANKS_UNROLLED = 8
 _DEVICE = "__device__ __forceinline__"
+_CHAINS = 4
+
+
+def _product(values) -> int:
+    out = 1
+    for value in values:
+        out *= value
+    return out
 
 
 def accumulator_dtype(dtype: str) -> str:
@@ -110,6 +119,11 @@ class _Reduction:
         self.plan, self.result = self._plan()
         self.registers = max(1, self.result.layout.registers)
         self.acc = storage.new_local((self.registers,), self.dtype, f"{self.op.dst.buffer.name}_acc")
+        self.chains = self._independent_chains()
+        self.parts = self.acc
+        if self.chains:
+            count = self.registers * _product(size for size, _ in self.chains)
+            self.parts = storage.new_local((count,), self.dtype, f"{self.op.dst.buffer.name}_parts")
 
     def _plan(self) -> tuple[ReducePlan, _Result]:
         layout, threads = self.space.layout, self.storage.threads
@@ -161,9 +175,51 @@ class _Reduction:
 
     # ---- partial results
 
+    def _independent_chains(self) -> list[tuple[int, int]]:
+        """(size, stride) of register digits along the reduced dimension whose values are combined apart.
+
+        One chain of dependent additions would take its latency times its length; a few independent ones hide it.
+        """
+        layout = self.space.layout
+        if layout is None or self.vote or layout.registers // self.registers < 2 * _CHAINS:
+            return []
+        found: list[tuple[int, int]] = []
+        total = 1
+        for digit in sorted((d for d in layout.digits[self.plan.dim] if d.place == REG), key=lambda d: d.stride):
+            size = min(digit.size, _CHAINS // total)
+            while digit.size % size:
+                size -= 1
+            if size > 1:
+                found.append((size, digit.stride))
+                total *= size
+        return found
+
     def _partial(self):
-        start = unrolled(self.registers, lambda r: BufferStore(self.acc, identity(self.op.kind, self.dtype), [r]), "r")
-        return seq([start, self.space.visit(self._element), self._butterfly()])
+        count = self.registers * _product(size for size, _ in self.chains)
+        start = unrolled(count, lambda r: BufferStore(self.parts, identity(self.op.kind, self.dtype), [r]), "r")
+        return seq([start, self.space.visit(self._element), self._join_chains(), self._butterfly()])
+
+    def _join_chains(self):
+        """The independent chains combined, pairwise."""
+        width = _product(size for size, _ in self.chains)
+        if width == 1:
+            return None
+
+        def one(r):
+            terms = [self.parts[r * width + p] for p in range(width)]
+            while len(terms) > 1:
+                pairs = [combine(self.op.kind, a, b) for a, b in zip(terms[::2], terms[1::2], strict=False)]
+                terms = pairs + (terms[-1:] if len(terms) % 2 else [])
+            return BufferStore(self.acc, terms[0], [r])
+
+        return unrolled(self.registers, one, "r")
+
+    def _chain(self, reg):
+        """Number of the chain that a register of the source belongs to."""
+        number = const(0)
+        for size, stride in self.chains:
+            number = number * size + tirx.floormod(tirx.floordiv(reg, stride) if stride > 1 else reg, size)
+        return number
 
     def _element(self, reg, values: list):
         op = self.op
@@ -173,7 +229,9 @@ class _Reduction:
         load = self.space.prepare(_simplified(self.space, tirx.BufferLoad(op.src.buffer, indices)))
         value = self._transform(self.space.place(load, reg, values))
         at = self._accumulator(reg)
-        return BufferStore(self.acc, combine(op.kind, self.acc[at], value), [at])
+        if self.chains:
+            at = at * _product(size for size, _ in self.chains) + self._chain(expr(reg))
+        return BufferStore(self.parts, combine(op.kind, self.parts[at], value), [at])
 
     def _accumulator(self, reg):
         if self.vote or self.space.layout is None:
