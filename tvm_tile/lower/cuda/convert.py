@@ -17,7 +17,7 @@ from ...ir.visit import rewrite
 from .build import const, evaluate, seq
 from .space import expr
 
-__all__ = ["FLOAT8", "NARROW", "cast", "convert_pair", "convert_run", "legalise", "move"]
+__all__ = ["FLOAT8", "NARROW", "cast", "convert_pair", "convert_run", "legalise", "move", "native_float8"]
 
 FLOAT8 = {"float8_e4m3fn": "E4M3", "float8_e5m2": "E5M2"}
 NARROW = ("float16", "bfloat16", *FLOAT8)
