@@ -1,32 +1,48 @@
 """``T.gemm`` on the CUDA cores: IEEE float32 and float64 products, where no tensor core computes exactly that.
 
 Each thread owns the elements of C that its fragment layout gives it and walks K in order; operands are read from
-shared memory, and the compiler keeps what neighbouring registers share.
+shared memory (an operand in registers is put there first: a thread needs whole rows of it), and the compiler keeps what
+neighbouring registers share.
 """
 
 from __future__ import annotations
 
 from tvm import tirx
+from tvm.ir import Var
 
 from ...errors import InternalError
 from ...ir.ops import GemmOp, Region
 from .build import loop, seq, unrolled, when
-from .program import OpNode
-from .storage import Storage
+from .elementwise import fragment_to_scratch
+from .program import Access, MicroNode, OpNode
+from .storage import SharedTile, Storage
 
 __all__ = ["lower_fma"]
 
 
-def lower_fma(storage: Storage, node: OpNode):
-    """The product as one statement.
+def lower_fma(storage: Storage, node: OpNode, reads: list[Access]) -> list[MicroNode]:
+    """Steps of a product: operands in registers to shared memory, the product.
 
     Parameters
     ----------
     storage : Storage
         The kernel's storage.
     node : OpNode
-        A :class:`GemmOp`; both operands are shared tiles.
+        A :class:`GemmOp`; operands are shared tiles or fragments.
+    reads : list of Access
+        Shared tiles that it reads.
     """
+    op: GemmOp = node.op
+    steps, copies = [], {}
+    for region in (op.a, op.b):
+        if region.scope != "shared" and region.buffer not in copies:
+            copies[region.buffer], step = fragment_to_scratch(storage, region.buffer)
+            steps.append(step)
+    reads = [*reads, *(Access(tile.buffer) for tile in copies.values())]
+    return [*steps, MicroNode(reads, [], lambda: _product(storage, node, copies), f"gemm {op.name} (fma)")]
+
+
+def _product(storage: Storage, node: OpNode, copies: dict[Var, SharedTile]):
     op: GemmOp = node.op
     held = storage.fragments[op.c.buffer]
     layout, registers = held.layout, held.layout.registers
@@ -46,11 +62,7 @@ def lower_fma(storage: Storage, node: OpNode):
         return tirx.And(tirx.And(row >= 0, row < op.m), tirx.And(col >= 0, col < op.n))
 
     def value(region: Region, row, col, rows: int, cols: int):
-        if region.scope != "shared":
-            raise InternalError(
-                f"operand {region.buffer.name} of a CUDA-core product is not in shared memory", op.location
-            )
-        tile = storage.tile_of(region.buffer)
+        tile = copies.get(region.buffer) or storage.tile_of(region.buffer)
         lead = len(region.mins) - 2
         # padding elements read inside the tile; their results are never looked at
         row = tirx.min(row, rows - 1) if not isinstance(row, int) else row
