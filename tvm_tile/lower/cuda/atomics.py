@@ -7,14 +7,13 @@ value.
 
 from __future__ import annotations
 
-from tvm import tirx
 from tvm.ir import Call, Expr
 from tvm.script import tirx as T
 
 from ...errors import InternalError
 from .convert import NARROW, cast
 
-__all__ = ["atomic_call", "is_atomic"]
+__all__ = ["atomic_call", "is_atomic", "lower_atomic"]
 
 _C_TYPES = {
     "float64": "double", "float32": "float", "int32": "int", "uint32": "unsigned int",
@@ -97,8 +96,3 @@ def lower_atomic(call: Call, address: Expr, value: Expr, hw) -> Expr:
     """The device form of a tile-level atomic whose address and value are already thread-level."""
     op = str(call.args[0].value).removeprefix("tile_atomic_")
     return atomic_call(op, address, cast(value, str(call.ty.dtype), hw), str(call.ty.dtype), hw)
-
-
-def uniform_result(dtype: str) -> tirx.Expr:
-    """The value that threads without an update hold in place of a previous value."""
-    return tirx.const(0, dtype)
