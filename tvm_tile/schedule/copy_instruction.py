@@ -44,7 +44,7 @@ class _Planner:
         if given is not None:
             wanted = CopyPlan(str(given["kind"]), int(given.get("vector", 1)))
             self._check(site, wanted, plan)
-            if wanted.kind not in ("staged", plan.kind):
+            if wanted.kind not in ("staged", "tma", plan.kind):
                 loop = self._loop(site, wanted.vector)
             plan, why = wanted, GIVEN
         self.sch.annotate(site, "tile.copy", plan)
@@ -63,6 +63,8 @@ class _Planner:
     def _check(self, site: Site, wanted: CopyPlan, plan: CopyPlan) -> None:
         """A given plan is one that is right: no stronger than what was proven."""
         op: CopyOp = site.op
+        if wanted.kind == "tma" and (op.src.scope, op.dst.scope) == (FRAGMENT, GLOBAL):
+            return  # a matter of the kernel's roles: the rule tma_store checks it
         proven = {plan.kind, "scalar", "vector"}
         if FRAGMENT in (op.src.scope, op.dst.scope):
             proven.add("staged")

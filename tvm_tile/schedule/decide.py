@@ -16,12 +16,14 @@ from .fragment_layout import fragment_layout
 from .gemm_instruction import gemm_instruction
 from .layout_check import check_layouts
 from .loop_layout import loop_layout
+from .persistent import persistent
 from .pipeline import pipeline
 from .rasterisation import rasterisation
 from .resources import resources
 from .roles import roles
 from .rule import Decision, NotApplicable, Rule, TileSchedule
 from .shared_layout import shared_layout
+from .tma_store import tma_store
 from .warp_policy import warp_policy
 
 __all__ = ["decide", "default_rules"]
@@ -47,7 +49,7 @@ def default_rules(hw=None, instruction_families: Sequence[str] | None = None) ->
         copy_instruction,
         loop_layout,
         pipeline,
-        *([roles()] if WGMMA in instruction_families else []),
+        *([roles(), persistent, tma_store] if WGMMA in instruction_families else []),
         rasterisation,
         alignment,
         resources,

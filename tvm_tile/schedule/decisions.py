@@ -23,6 +23,8 @@ annotation             on                 meaning
                                           operation repeats serially until the extent is covered (the rest predicated)
 ``tile.convert``       same, gemm         fragments that are not at hand: they pass through shared memory
 ``tile.pipeline``      pipelined loop     {"stages", "buffers", "producers"[, "order", "stage"]}
+``tile.persistent``    kernel block       CTAs that visit all tiles; 0 or absent: one CTA a tile
+``tile.slots``         copy block         of kind tma: boxes of shared memory a warpgroup
 ``tile.alignment``     function attribute {parameter: bytes} that the base pointer has to be aligned to
 ``tile.machine``       function attribute name of the machine that was decided for
 ``tile.decisions``     function attribute the log: [[kernel, subject, rule, decision, why], ...]
@@ -53,10 +55,12 @@ __all__ = [
     "read_loop",
     "read_machine",
     "read_partition",
+    "read_persistent",
     "read_pipeline",
     "read_raster",
     "read_roles",
     "read_shared",
+    "read_slots",
     "read_vector",
     "read_window",
 ]
@@ -210,6 +214,17 @@ def read_convert(annotations) -> list[str]:
 def read_pipeline(annotations) -> dict | None:
     """A loop's plan as a dictionary (see :class:`PipelineDecision`), None where nothing overlaps."""
     return _decode(annotations, "tile.pipeline")
+
+
+def read_persistent(block) -> int | None:
+    """CTAs of a persistent kernel; 0 for one CTA a tile, None where nothing was decided."""
+    data = _decode(block, "tile.persistent")
+    return None if data is None else int(data)
+
+
+def read_slots(annotations) -> int:
+    """Boxes of shared memory that a TMA store has in each warpgroup."""
+    return int(plain(_notes(annotations).get("tile.slots", 0)))
 
 
 def read_roles(block) -> dict | None:

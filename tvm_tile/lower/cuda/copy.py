@@ -3,7 +3,7 @@
 Element-wise forms (``vector``, ``scalar``, ``registers``) walk the copy's loop and move vectors through a few
 registers, where they are converted; ``cp.async`` hands 4, 8 or 16 bytes to the asynchronous copy unit, which fills
 with zeros what a guard excludes; ``ldmatrix`` and ``stmatrix`` move 8x8 matrices (:mod:`.matrix`); ``staged`` goes
-through a shared scratch tile.
+through a shared scratch tile; ``tma`` stores boxes of a fragment by the copy engine (:mod:`.tma_store`).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from .matrix import load_matrices, store_matrices
 from .program import Access, CommitNode, MicroNode, OpNode, WaitNode
 from .space import accesses, axis_values, expr, fresh, is_zero
 from .storage import SharedTile, Storage, dtype_bits
+from .tma_store import lower_tma_store
 from .vectors import joined_access, row_vector
 
 __all__ = ["lower_copy"]
@@ -58,6 +59,8 @@ def lower_copy(storage: Storage, node: OpNode, hw) -> list:
         return _staged(storage, node, plan, hw)
     if plan.kind in ("ldmatrix", "stmatrix"):
         return _matrices(storage, node, plan, hw)
+    if plan.kind == "tma":
+        return lower_tma_store(storage, node, plan.vector, hw)
     if plan.kind in ("vector", "scalar", "registers"):
         return _element_wise(storage, node, plan, hw)
     raise InternalError(f"no lowering for copies by {plan.kind}", op.location)

@@ -11,13 +11,14 @@ from tvm.tirx.stmt import DeclBuffer
 from ...errors import InternalError, SourceLocation, TileTargetError
 from ...ir.kernels import KernelInfo
 from ...ir.ops import GemmOp, SyncOp
-from ...schedule.decisions import read_instruction, read_pipeline, read_roles
+from ...schedule.decisions import read_instruction, read_persistent, read_pipeline, read_raster, read_roles
 from .build import const, evaluate, seq, when
 from .gemm import lower_gemm
 from .launch import launch
 from .memory import Placement, place_tiles
 from .ops import lower_op
 from .overlap import TurnNode, overlap_iterations, stored_buffers
+from .persistent import persistent_tree
 from .pipeline import PipelinePlan, expand_pipelines
 from .placement import make_storage, viewed_buffer
 from .program import (
@@ -39,6 +40,7 @@ from .rings import Rings, make_rings
 from .roles import ReleaseNode, RingWaitNode, buffers_of, consumer_tree, producer_tree
 from .sync import BarrierNode, insert_barriers
 from .tma import TensorMaps
+from .tma_store import drain_stores
 from .wgmma_waits import WgmmaWaitNode, place_wgmma_waits
 
 __all__ = ["lower_kernel"]
@@ -117,10 +119,14 @@ class _Lowering:
     # ---- two roles: a producer warpgroup loads, the others work
 
     def _specialised(self):
+        ctas, tiles = read_persistent(self.info.block), None
+        if ctas:
+            self.nodes, tiles = persistent_tree(self.info, self.nodes, ctas, read_raster(self.info.block))
         storage = make_storage(self.info, self.nodes, self._ring_copies(), self.func, self.location)
         self.storage = storage
         self.rings = make_rings(storage, self.nodes, self.roles["rings"])
-        maps = TensorMaps(storage)
+        storage.maps = maps = TensorMaps(storage)
+        storage.persistent = bool(ctas)
         producer = producer_tree(self.nodes, self.rings, maps)
         work = consumer_tree(clone(self.nodes, {}), self.rings)
         if self.roles.get("overlap", True):
@@ -128,6 +134,7 @@ class _Lowering:
         work = self._steps_and_barriers(work)
         taking_turns = any(isinstance(n, TurnNode) for n in walk_nodes(work))
         consumer_code = seq([self._first_turn() if taking_turns else None, *[self._emit(node) for node in work]])
+        consumer_code = seq([consumer_code, drain_stores(storage)])
         producer_code = seq([self._emit(node) for node in producer])
         threads = self.info.threads
         registers = self.roles.get("registers")
@@ -146,7 +153,7 @@ class _Lowering:
                 tirx.IfThenElse(tirx.EQ(storage.warpgroup, const(threads // 128)), producer_code, consumer_code),
             ]
         )
-        return launch(self.info, storage, body, threads + PRODUCER_THREADS, maps.host, bounded=True)
+        return launch(self.info, storage, body, threads + PRODUCER_THREADS, maps.host, bounded=True, tiles=tiles)
 
     def _turn(self, node: TurnNode):
         group = tirx.Cast("uint32", self.storage.warpgroup)

@@ -14,6 +14,8 @@ from .storage import SharedTile, Storage
 __all__ = ["Placement", "place_tiles"]
 
 SMALL = 2048
+#: After every position.
+END = 1 << 30
 
 
 @dataclass
@@ -68,7 +70,10 @@ def place_tiles(
     for buffer in scratch & set(live):
         # small tiles of their own space: sharing it would only cost barriers
         if storage.tiles[buffer].bytes <= SMALL:
-            live[buffer] = (0, 1 << 30)
+            live[buffer] = (0, END)
+    for buffer, tile in storage.tiles.items():
+        if tile.lasting:
+            live[buffer] = (0 if tile.lasting == "always" else live[buffer][0], END)
     for buffer in from_start:
         live[buffer] = (0, live.get(buffer, (0, 0))[1])
     order = sorted(live, key=lambda b: (-storage.tiles[b].bytes, live[b][0]))

@@ -33,7 +33,7 @@ class FragmentStorage:
     buffer: Var
     layout: Fragment
     local: Var
-    words: Var | None = None  # the same registers as uint32, for packed 8- and 16-bit elements
+    words: Var | None = None  # the same registers as uint32: packed 8- and 16-bit elements, and int32
 
     @property
     def dtype(self) -> str:
@@ -45,7 +45,8 @@ class FragmentStorage:
 class SharedTile:
     """A tile of the shared pool, ``versions`` copies of it.
 
-    ``byte_offset`` is set by the memory planner.
+    ``byte_offset`` is set by the memory planner. ``lasting`` is ``"onwards"`` where the tile's space is taken from its
+    first use to the kernel's end (the copy engine may still read it), ``"always"`` where it is taken all the time.
     """
 
     buffer: Var
@@ -53,6 +54,7 @@ class SharedTile:
     versions: int = 1
     byte_offset: int | None = None
     view: Var | None = None
+    lasting: str = ""
 
     @property
     def dtype(self) -> str:
@@ -92,6 +94,12 @@ class Storage:
         Its address in shared memory, uint32.
     warpgroup : Var
         Number of the thread's warpgroup, the same in all lanes of a warp.
+    maps : TensorMaps or None
+        The kernel's tensor maps, where it has roles.
+    persistent : bool
+        Whether CTAs visit several tiles.
+    stores_by_tma : bool
+        Whether some copy stores through the copy engine.
     """
 
     threads: int
@@ -99,6 +107,9 @@ class Storage:
     pool: Var = None
     base: Var = None
     warpgroup: Var = None
+    maps: object = None
+    persistent: bool = False
+    stores_by_tma: bool = False
     fragments: dict[Var, FragmentStorage] = field(default_factory=dict)
     tiles: dict[Var, SharedTile] = field(default_factory=dict)
     locals: dict[Var, Var] = field(default_factory=dict)
@@ -124,12 +135,13 @@ class Storage:
     def new_fragment(self, buffer: Var, layout: Fragment) -> FragmentStorage:
         """Registers for a fragment."""
         dtype = str(buffer.ty.dtype)
-        # 32-bit words: packed operands of tensor-core instructions and pair conversions address whole words
+        # 32-bit words: packed operands of tensor-core instructions and pair conversions address whole words, and
+        # instructions take integer sums as untyped words
         per_word = max(1, 32 // dtype_bits(dtype))
         count = -(-layout.registers // per_word) * per_word
         local = self.new_local((count,), dtype, buffer.name)
         words = None
-        if per_word > 1:
+        if per_word > 1 or dtype == "int32":
             words = tirx.decl_buffer(
                 (count // per_word,),
                 "uint32",
