@@ -8,7 +8,9 @@ K steps advance the start. Source: PTX ISA 8.8, "Asynchronous Warpgroup Level Ma
 from __future__ import annotations
 
 from tvm import tirx
+from tvm.ir import Var
 from tvm.script import tirx as T
+from tvm.tirx import Bind
 
 from ...errors import InternalError
 from ...ir.ops import GemmOp, Region
@@ -60,23 +62,26 @@ class _Wgmma:
         self.wn = tirx.floormod(group, n_groups) if n_groups > 1 else const(0)
         if partition.m_groups == 1:
             self.wm = const(0)
+        self.roots: dict[tuple, Var] = {}
+        self.bound: list = []
 
     def emit(self):
         """Fence, products of all K steps, commit."""
         part = self.part
-        stmts = [evaluate(T.ptx.wgmma.fence.sync.aligned())]
-        for i in range(part.m_repeat):
-            for j in range(part.n_repeat):
-                for step in range(self.steps):
-                    stmts.append(self._product(i, j, step))
-        stmts.append(evaluate(T.ptx.wgmma.commit_group.sync.aligned()))
-        body = seq(stmts)
+        products = [
+            self._product(i, j, step)
+            for i in range(part.m_repeat)
+            for j in range(part.n_repeat)
+            for step in range(self.steps)
+        ]
+        fence = evaluate(T.ptx.wgmma.fence.sync.aligned())
+        body = seq([*self.bound, fence, *products, evaluate(T.ptx.wgmma.commit_group.sync.aligned())])
         used = part.m_groups * part.n_groups * WARPGROUP
         return body if used == self.storage.threads else when(self.storage.tx < used, body)
 
     def _product(self, i: int, j: int, step: int):
         packed = self.inst.accumulator_bits == 16
-        registers = self.held.words if packed else self.held.local
+        registers = self.held.words if packed or self.inst.c_dtype == "int32" else self.held.local
         row, col = (self._static(m) for m in self.op.c.mins[-2:])
         base = self.held.layout.register_of([row, col]) if row or col else 0
         base = (base // 2 if packed else base) + (i * self.part.n_repeat + j) * self.registers
@@ -136,11 +141,25 @@ class _Wgmma:
         }  # fmt: skip
         if len(strides) > 1:
             raise InternalError(f"warpgroups read {region.buffer.name} at uneven distances", self.op.location)
-        at = self.storage.base + T.uint32(tile.byte_offset + offset)
-        if strides and strides != {0}:
-            at = at + tirx.Cast("uint32", group) * T.uint32(strides.pop())
-        version = self.node.versions.get(region.buffer)
-        if version is not None and tile.versions > 1:
-            at = at + tirx.Cast("uint32", tirx.convert(version.index)) * T.uint32(tile.version_bytes)
-        start = tirx.bitwise_and(tirx.shift_right(at, T.uint32(4)), T.uint32(0x3FFF))
-        return tirx.bitwise_or(tirx.const(matrix.bits, "uint64"), tirx.Cast("uint64", start))
+        root = self._root(region, tile, group, strides.pop() if strides else 0, matrix.bits & 0xFFFFFFFF)
+        high = tirx.const(matrix.bits >> 32 << 32, "uint64")
+        return tirx.bitwise_or(high, tirx.Cast("uint64", root + T.uint32(offset >> 4) if offset else root))
+
+    def _root(self, region: Region, tile, group, stride: int, low: int):
+        """Lower half of the descriptor of a warpgroup's part of a tile, bound once: instructions only add constants.
+
+        Addresses stay below 256 KB, so that adding to the 14-bit field never carries out of it.
+        """
+        key = (tile.buffer.name, stride, low)
+        if key not in self.roots:
+            at = self.storage.base + T.uint32(tile.byte_offset)
+            if stride:
+                at = at + tirx.Cast("uint32", group) * T.uint32(stride)
+            version = self.node.versions.get(region.buffer)
+            if version is not None and tile.versions > 1:
+                at = at + tirx.Cast("uint32", tirx.convert(version.index)) * T.uint32(tile.version_bytes)
+            var = Var(self.storage.unique(f"{tile.buffer.name}_start"), "uint32")
+            start = tirx.bitwise_and(tirx.shift_right(at, T.uint32(4)), T.uint32(0x3FFF))
+            self.roots[key] = var
+            self.bound.append(Bind(var, tirx.bitwise_or(start, T.uint32(low)) if low else start))
+        return self.roots[key]
