@@ -132,7 +132,10 @@ def test_run_json(tool):
         (["run", "scale", "--config", "depth=3"], "scale has no tunable 'depth'"),
         (["bench", "scale", "--peers", "toch"], "did you mean torch?"),
         (["bench", "scale", "--rounds", "0"], "--rounds must be at least 1"),
-        (["tune", "scale"], "tuning is not in this version"),
+        (["tune"], "name one op, or --all"),
+        (["tune", "scale", "--resume", "--restart"], "--resume and --restart exclude each other"),
+        (["tune", "--all", "nosuch"], "there is no list of shapes 'nosuch'"),
+        (["log", "show", "--out", "/nonexistent"], "there is no store /nonexistent"),
         (["list", "scal"], "did you mean scale?"),
     ],
 )

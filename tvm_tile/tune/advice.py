@@ -1,8 +1,8 @@
 """What to change in a configuration when shared memory, registers or pipeline bubbles are the limit of a GPU kernel.
 
 The figures are rooflines of one iteration of the main loop on one SM: the time to load its tiles at the SM's share of
-the bandwidth of memory and L2, and the time of its products at the SM's share of the tensor-core rate. They say which resource
-binds, not how long the kernel takes.
+the bandwidth of memory and L2, and the time of its products at the SM's share of the tensor-core rate. They say which
+resource binds, not how long the kernel takes.
 """
 
 from __future__ import annotations

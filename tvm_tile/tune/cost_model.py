@@ -63,13 +63,13 @@ class CostModel:
     lowered : callable
         List of configurations -> list of features of the lowered kernels; None where the compiler refuses it.
     budget : int
-        Lowerings that one prediction may ask for.
+        Lowerings that the predictions of one round may ask for; one prediction takes half of what is left.
     seed, threads : int
         Of the training.
     """
 
     def __init__(self, own: Callable, lowered: Callable, *, budget: int = 32, seed: int = 0, threads: int = 1) -> None:
-        self.own, self.lowered, self.budget = own, lowered, budget
+        self.own, self.lowered, self.budget, self._left = own, lowered, budget, budget
         self.random = np.random.default_rng(seed)
         self.rows: list[dict[str, float]] = []
         self.more: list[dict[str, float] | None] = []
@@ -84,6 +84,10 @@ class CostModel:
     def trained(self) -> bool:
         """Whether there is enough to learn from."""
         return sum(s is not None for s in self.seconds) >= self.warm_up
+
+    def new_round(self) -> None:
+        """Give the next round its budget of lowerings."""
+        self._left = self.budget
 
     def add(self, config: Mapping[str, Any], seconds: float | None, lowered: Mapping[str, float] | None) -> None:
         """One measurement; ``seconds`` is None for a failure."""
@@ -113,7 +117,8 @@ class CostModel:
         scores = self.screen.predict(rows)
         if self.judge.booster is None:
             return scores
-        chosen = np.argsort(-scores)[: self.budget]
+        chosen = np.argsort(-scores)[: max(1, self._left // 2)]
+        self._left -= min(self._left, len(chosen))
         found = self.lowered([configs[i] for i in chosen])
         known = [(i, more) for i, more in zip(chosen, found, strict=True) if more is not None]
         refused = [i for i, more in zip(chosen, found, strict=True) if more is None]

@@ -207,7 +207,7 @@ class Evolution:
         pairs = [p for p in space.problem.spec.coupled if all(n in space.choices for n in p)]
         if pairs:
             mutators[_two_decisions(ms, rng, list(space.choices), pairs)] = 0.4
-        self._ms, self._empty, self._pending = ms, 0, None
+        self._ms, self._model, self._empty, self._pending = ms, model, 0, None
         self._context = ms.TuneContext(
             space.workload(),
             target=target,
@@ -240,6 +240,7 @@ class Evolution:
     def batch(self, count: int) -> list[dict[str, Any]]:
         """Up to ``count`` legal configurations that were not measured; none when the space is used up."""
         while self._empty < EMPTY_ROUNDS:
+            self._model.new_round()
             candidates = self._context.generate_measure_candidates()
             if candidates is None:
                 self._empty = EMPTY_ROUNDS
