@@ -175,10 +175,12 @@ class _Mma:
         """(word -> register expression, statements before, statements after)."""
         op, count = self.op, self.part.m_repeat * self.part.n_repeat * self._c_words
         packed = self.inst.accumulator_bits == 16
-        registers = self.c.words if packed else self.c.local
-        zero = tirx.const(0, "uint32") if packed else tirx.const(0, self.c.dtype)
+        # the instructions take pairs of float16 and integers as untyped words
+        untyped = packed or self.inst.c_dtype == "int32"
+        registers = self.c.words if untyped else self.c.local
+        zero = tirx.const(0, "uint32" if untyped else self.c.dtype)
         if op.mask is not None:
-            return self._masked(registers, zero, count, packed)
+            return self._masked(zero, count, packed)
         before = (
             [unrolled(count, lambda r: tirx.BufferStore(registers, zero, [self._c_base(packed) + r]), "r")]
             if op.clear_accum
@@ -191,12 +193,12 @@ class _Mma:
         base = self.c.layout.register_of([self.c_rows, self.c_cols]) if (self.c_rows or self.c_cols) else 0
         return base // 2 if packed else base
 
-    def _masked(self, registers, zero, count: int, packed: bool):
+    def _masked(self, zero, count: int, packed: bool):
         """Masked elements keep C's old value, or get ``mask_value``: the sum is made apart and merged."""
         if packed:
             raise InternalError("a tile mask with a float16 accumulator", self.op.location)
-        op = self.op
-        total = self.storage.new_local((count,), self.c.dtype, "masked_sum")
+        op, registers = self.op, self.c.local
+        total = self.storage.new_local((count,), str(zero.ty.dtype), "masked_sum")
         before = [unrolled(count, lambda r: tirx.BufferStore(total, zero, [r]), "r")]
         layout = self.c.layout
 
@@ -205,7 +207,8 @@ class _Mma:
             keep = self._mask_at(row, col, reg)
             old = tirx.const(0, self.c.dtype) if op.clear_accum else registers[reg]
             other = old if op.mask_value is None else op.mask_value
-            return tirx.BufferStore(registers, tirx.Select(keep, old + total[reg], other), [reg])
+            added = tirx.Cast(self.c.dtype, total[reg])  # of integers: the same bits
+            return tirx.BufferStore(registers, tirx.Select(keep, old + added, other), [reg])
 
         return (lambda w: total[w]), before, [unrolled(count, merge, "r")]
 
