@@ -9,10 +9,6 @@ it ends; a kernel that hangs then ends the process, and the script goes on with 
 
 from __future__ import annotations
 
-import json
-import os
-import time
-
 import pytest
 
 from . import harness

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import faulthandler
+import fcntl
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -8,6 +8,7 @@ swizzle span is moved in several boxes (:meth:`layout.SharedLayout.tma_boxes`). 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 
 from tvm import tirx
@@ -17,7 +18,7 @@ from tvm.tirx import Bind
 
 from ...errors import InternalError
 from ...ir.ops import CopyOp, Region
-from .build import evaluate, seq
+from .build import evaluate, seq, when
 from .storage import SharedTile, Storage, dtype_bits
 
 __all__ = ["TensorMaps", "tile_bytes"]
@@ -37,6 +38,7 @@ class TensorMaps:
     storage: Storage
     made: dict[tuple, Var] = field(default_factory=dict)
     host: list = field(default_factory=list)
+    filled: dict[Var, object] = field(default_factory=dict)
 
     def map_of(
         self, region: Region, tile: SharedTile, rows: int, columns: int, row_dim: int | None, store: bool
@@ -62,7 +64,11 @@ class TensorMaps:
         arguments += list(reversed(shape)) + list(reversed(byte_strides[:-1])) + list(reversed(box)) + [1] * rank
         arguments += [0, tile.layout.tma_swizzle, 0 if store else _L2_PROMOTION_256B, 0]
         self.host.append(Bind(variable, T.tvm_stack_alloca("tensormap", 1)))
-        self.host.append(evaluate(T.call_packed("runtime.cuTensorMapEncodeTiled", *arguments)))
+        # the driver refuses maps of empty tensors; no box of one is ever loaded
+        filled = [e > 0 for e in shape if not isinstance(e.value, tirx.IntImm)]
+        self.filled[variable] = functools.reduce(tirx.And, filled) if filled else True
+        encode = evaluate(T.call_packed("runtime.cuTensorMapEncodeTiled", *arguments))
+        self.host.append(when(self.filled[variable], encode))
         self.made[key] = variable
         return variable
 
@@ -105,7 +111,9 @@ class TensorMaps:
 
     def prefetch(self):
         """One thread brings the maps into the descriptor cache."""
-        return [evaluate(T.ptx.prefetch.tensormap(T.address_of(v))) for v in self.made.values()]
+        return [
+            when(self.filled[v], evaluate(T.ptx.prefetch.tensormap(T.address_of(v)))) for v in self.made.values()
+        ]
 
 
 def _row_major(shape: list) -> list:
