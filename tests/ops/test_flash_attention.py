@@ -30,23 +30,39 @@ def test_widths(dim):
     check("flash_attention", {"batch": 1, "heads": 2, "seq": 40, "dim": dim, "causal": True}, "float16", **TILE)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-@pytest.mark.parametrize("lowering", ["optimised", "reference"])
+@pytest.mark.parametrize(
+    ("dtype", "lowering"),
+    [("float16", "optimised"), ("bfloat16", "optimised"), ("bfloat16", "reference"), ("float32", "reference")],
+)
 def test_dtypes(dtype, lowering):
     check("flash_attention", {**SHAPE, "causal": True}, dtype, lowering, **TILE)
 
 
 @pytest.mark.parametrize(
-    ("seq", "seq_kv"), [(1, 1), (1, 100), (16, 16), (17, 15), (32, 48), (50, 77), (77, 50), (100, 1)], ids=str
+    ("seq", "seq_kv", "causal"),
+    [
+        (1, 1, True),
+        (1, 100, True),
+        (16, 16, False),
+        (17, 15, True),
+        (32, 48, True),
+        (50, 77, False),
+        (77, 50, True),
+        (100, 1, True),
+        (100, 1, False),
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize("causal", [False, True])
 def test_lengths(seq, seq_kv, causal):
     """Trip counts from 0; with more queries than keys the first rows see nothing."""
     check("flash_attention", {**SHAPE, "seq": seq, "seq_kv": seq_kv, "causal": causal}, "float32", **TILE)
 
 
-@pytest.mark.parametrize("window", [1, 5, 16, 17, 40, 1000])
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("window", "causal"),
+    [(1, True), (1, False), (5, True), (16, True), (17, True), (17, False), (40, False), (1000, True)],
+    ids=str,
+)
 def test_window(window, causal):
     check("flash_attention", {**SHAPE, "window": window, "causal": causal}, "float32", **TILE)
 
@@ -64,7 +80,7 @@ def test_tiles_of_different_sizes(block_M, block_N):
     check("flash_attention", shape, "float32", block_M=block_M, block_N=block_N)
 
 
-@pytest.mark.parametrize("num_stages", [0, 1, 2, 3])
+@pytest.mark.parametrize("num_stages", [0, 3])
 def test_stages_do_not_change_the_result(num_stages):
     check("flash_attention", {**SHAPE, "causal": True}, "float32", **TILE, num_stages=num_stages)
 

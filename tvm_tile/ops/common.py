@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 from collections.abc import Iterable, Mapping
 from numbers import Integral
 from typing import Any
@@ -27,6 +28,7 @@ __all__ = [
     "next_power_of_two",
     "pick",
     "round_up",
+    "spread",
     "target_class",
 ]
 
@@ -170,6 +172,26 @@ def _machine_class() -> str:
     if not torch.cuda.is_available():
         return "cpu"
     return "sm_90" if torch.cuda.get_device_capability()[0] >= 9 else "sm_80"
+
+
+def spread(block: int, size, others: int, cores: int | None = None) -> int:
+    """A CPU tile's extent, halved (to 32 at least) until each core has a tile.
+
+    Parameters
+    ----------
+    block : int
+        Extent to start from.
+    size : int or Var
+        What the tiles cover; a symbolic size counts as large.
+    others : int
+        Tiles along the other dimensions.
+    cores : int, optional
+        Those of this machine by default.
+    """
+    cores = cores or os.cpu_count() or 1
+    while block > 32 and isinstance(size, int) and -(-size // block) * others < cores:
+        block //= 2
+    return block
 
 
 def pick(defaults: Mapping[str, Any], **given) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def default_tiles(seq_q, seq_kv, dim: int, dtype: str = "float16", target: str =
 
 
 def default_threads(block_M: int, target: str = "sm_80") -> int:
-    """CTA size for a number of query rows: the warps split the rows alone, so that each has its rows' softmax for itself.
+    """CTA size for a number of query rows: warps split the rows alone, so that a row's softmax stays in one warp.
 
     Parameters
     ----------

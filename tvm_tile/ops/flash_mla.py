@@ -52,15 +52,15 @@ def default_tiles(heads: int, dim: int, dtype: str = "bfloat16", target: str = "
     dict
         block_H (query heads), block_N (cache rows), num_stages, threads. Fewer heads than 64 take the next power of
         two, at least 16, the instructions' rows; the rows beyond ``heads`` are computed and dropped. At width 512 + 64
-        two stages of 64 cache rows fill the 227 KB of sm_90, of 32 rows the 163 KB of sm_80.
+        two stages of 64 cache rows fill the 227 KB of sm_90, one stage the 163 KB of sm_80.
     """
     tiles = {"block_H": max(16, min(64, next_power_of_two(heads))), "block_N": 64, "num_stages": 2, "threads": 256}
     if target == "cpu":
-        tiles |= {"num_stages": 0, "threads": 128}
+        tiles |= {"block_N": 128, "num_stages": 0, "threads": 128}
     elif dtype == "float32":
         tiles |= {"block_H": min(16, tiles["block_H"]), "block_N": 16, "num_stages": 1, "threads": 128}
-    elif target == "sm_80":
-        tiles["block_N"] = 64 if dim <= 256 else 32
+    elif target == "sm_80" and dim > 256:
+        tiles["num_stages"] = 1
     if tiles["block_H"] < 64:
         tiles["threads"] = 128
     return tiles
@@ -166,6 +166,8 @@ def flash_mla(
             )
     kv_group_num = heads // kv_heads
     tiles = default_tiles(kv_group_num, dim, dtype, "sm_90" if target is None else target_class(target))
+    if isinstance(page_size, int) and page_size > 0:
+        tiles["block_N"] = divisor_tile(page_size, tiles["block_N"])
     tiles = pick(tiles, block_H=block_H, block_N=block_N, num_stages=num_stages, threads=threads)
     block_H, block_N, threads = tiles["block_H"], tiles["block_N"], tiles["threads"]
     num_stages = tiles["num_stages"]

@@ -7,7 +7,7 @@ from tvm import tirx
 import tvm_tile.language as T
 
 from ..errors import TileShapeError, TileTypeError
-from .common import check_dtype, check_positive, dimension, finish, next_power_of_two, pick, target_class
+from .common import check_dtype, check_positive, dimension, finish, next_power_of_two, pick, spread, target_class
 
 __all__ = ["DTYPES", "default_tiles", "gemm"]
 
@@ -33,12 +33,13 @@ def default_tiles(m, n, k, dtype: str = "float16", target: str = "sm_80") -> dic
     dict
         block_M, block_N, block_K, num_stages, threads. On GPUs a 128 x 128 tile with 128 bytes of K a row (the widest
         swizzle) and four warps a 64 rows; on CPUs larger tiles, since they live in the L2 cache: one packed B tile
-        serves many rows. Small sizes shrink the tile to the next power of two.
+        serves many rows. Small sizes shrink the tile to the next power of two, and on a CPU it shrinks until each core
+        has one.
     """
     size = {name: value if isinstance(value, int) else 1 << 20 for name, value in (("m", m), ("n", n), ("k", k))}
     bytes_each = {"float32": 4, "float16": 2, "bfloat16": 2}.get(dtype, 1)
     if target == "cpu":
-        block_m, block_n, block_k = 256, 128, 256
+        block_m, block_n, block_k = 256, 256, 256
         stages, threads, least = 0, 128, 16
     else:
         block_m, block_n, block_k = 128, 128, 128 // bytes_each
@@ -49,7 +50,10 @@ def default_tiles(m, n, k, dtype: str = "float16", target: str = "sm_80") -> dic
     block_m = min(block_m, max(16, next_power_of_two(size["m"])))
     block_n = min(block_n, max(16, next_power_of_two(size["n"])))
     block_k = min(block_k, max(least, next_power_of_two(size["k"])))
-    if target != "cpu" and block_m * block_n <= 64 * 64:
+    if target == "cpu":
+        block_m = spread(block_m, size["m"], -(-size["n"] // block_n))
+        block_n = spread(block_n, size["n"], -(-size["m"] // block_m))
+    elif block_m * block_n <= 64 * 64:
         threads = 128
     return {"block_M": block_m, "block_N": block_n, "block_K": block_k, "num_stages": stages, "threads": threads}
 
@@ -74,6 +78,7 @@ def gemm(
     threads: int | None = None,
     policy=T.GemmWarpPolicy.Square,
     panel: int = 8,
+    stagger: int | None = None,
     target=None,
 ) -> tirx.PrimFunc:
     """``C[m, n] = op(A) op(B) + bias``.
@@ -101,6 +106,9 @@ def gemm(
         ``"tf32"`` allows tensor cores for float32.
     block_M, block_N, block_K, num_stages, threads, policy, panel
         Tunables: tile sizes, pipeline depth, CTA size, warp policy, width of the rasterisation panels (1: none).
+    stagger : int, optional
+        Tunable: K tiles by which the starts of neighbouring columns of CTAs differ (they wrap round). With few rows all
+        CTAs would ask the same slice of the L2 cache for the same rows of A at the same time. Without split-K only.
     target : str, optional
         Which default tile sizes to take (see :func:`default_tiles`); those of sm_80 without it. Any tile is right on
         any target that has room for it.
@@ -124,6 +132,7 @@ def gemm(
     tiles = pick(tiles, block_M=block_M, block_N=block_N, block_K=block_K, num_stages=num_stages, threads=threads)
     block_M, block_N, block_K = tiles["block_M"], tiles["block_N"], tiles["block_K"]
     num_stages, threads = tiles["num_stages"], tiles["threads"]
+    stagger = (stagger if stagger is not None else tiles.get("stagger", 0)) if split_k == 1 else 0
     check_positive(
         "gemm", split_k=split_k, block_M=block_M, block_N=block_N, block_K=block_K, threads=threads, panel=panel
     )
@@ -154,7 +163,7 @@ def gemm(
             for ko in T.Pipelined(
                 T.max(T.min(each, steps - bz * each), 0) if split_k > 1 else steps, num_stages=num_stages
             ):
-                k0 = (bz * each + ko) * block_K
+                k0 = ((ko + bx * stagger) % steps if stagger else bz * each + ko) * block_K
                 if trans_a:
                     T.copy(A[k0, by * block_M], A_shared)
                 else:

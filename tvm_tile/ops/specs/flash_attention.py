@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..common import divisor_tile, round_up
-from ..flash_attention import default_tiles, flash_attention
+from ..flash_attention import default_threads, default_tiles, flash_attention
 from ..footprint import Footprint, Tile, cdiv
 from ..registry import OpSpec, poisoned, random_tensor, torch_dtype
 from .attention_math import plain_attention, visible
@@ -52,10 +52,17 @@ class FlashAttention(OpSpec):
         shape = self.complete(shape)
         # the lengths are symbolic with varlen
         seq, seq_kv = (None, None) if shape["varlen"] else (shape["seq"], shape["seq_kv"])
-        tiles = default_tiles(seq, seq_kv, shape["dim"], dtype, target)
+        tiles = default_tiles(seq, seq_kv, shape["dim"], dtype, target, shape["batch"] * shape["heads"])
         if shape["block_mask"]:
             tiles |= {name: divisor_tile(shape["block_mask"], tiles[name]) for name in ("block_M", "block_N")}
         return tiles
+
+    def configured(self, shape, dtype, target, config=None):
+        """The CTA's size follows block_M unless it is given."""
+        shape, tunables = super().configured(shape, dtype, target, config)
+        if "threads" not in (config or {}):
+            tunables["threads"] = default_threads(tunables["block_M"], target)
+        return shape, tunables
 
     def extents(self, shape):
         """Rows and keys of a sequence."""
@@ -79,7 +86,7 @@ class FlashAttention(OpSpec):
             shared=(Tile("Q_shared", bm * width, dtype), k, v),
             fragments=(
                 Tile("acc_s", bm * bn, "float32"),
-                Tile("acc_s_cast", bm * bn, dtype),
+                Tile("acc_s_cast", bm * bn, dtype, converted=True),
                 Tile("acc_o", bm * width, "float32"),
                 *(Tile(name, bm, "float32") for name in rows),
             ),
