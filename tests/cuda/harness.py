@@ -9,8 +9,8 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
-import tvm_ffi
 
 import tvm_tile
 from tvm_tile.ops import registry
@@ -237,6 +237,17 @@ def out(shape, dtype: str = "float32") -> torch.Tensor:
     return poisoned((shape,) if isinstance(shape, int) else shape, dtype)
 
 
-def element_bytes(dtype: str) -> int:
-    """Size of an element."""
-    return tvm_ffi.dtype(dtype).itemsize
+def from_numpy(array: np.ndarray) -> torch.Tensor:
+    """A torch tensor with the array's memory; its dtypes include those of ml_dtypes."""
+    name = array.dtype.name
+    try:
+        return torch.from_numpy(array)
+    except TypeError:
+        return torch.from_numpy(array.view(f"int{8 * array.itemsize}")).view(getattr(torch, name))
+
+
+def to_numpy(tensor: torch.Tensor, dtype: np.dtype) -> np.ndarray:
+    """The tensor's elements as an array of the same dtype, which torch may not know of."""
+    if dtype.name in ("bfloat16",) or "float8" in dtype.name:
+        return tensor.view(getattr(torch, f"int{8 * dtype.itemsize}")).numpy().view(dtype)
+    return tensor.numpy()
