@@ -13,10 +13,11 @@ from ...ir.kernels import KernelInfo
 from ...ir.ops import GemmOp, SyncOp
 from ...schedule.decisions import read_instruction, read_persistent, read_pipeline, read_raster, read_roles
 from .build import const, evaluate, seq, when
+from .float8 import float8_as_bytes
 from .gemm import lower_gemm
 from .launch import launch
 from .memory import Placement, place_tiles
-from .ops import lower_op
+from .ops import lower_op, lower_raw
 from .overlap import TurnNode, overlap_iterations, stored_buffers
 from .persistent import persistent_tree
 from .pipeline import PipelinePlan, expand_pipelines
@@ -67,7 +68,8 @@ def lower_kernel(info: KernelInfo, hw, func: tirx.PrimFunc):
     Stmt
         Launch attributes around the code, host code before them.
     """
-    return _Lowering(info, hw, func).run()
+    lowering = _Lowering(info, hw, func)
+    return float8_as_bytes(lowering.run(), hw, lowering.location)
 
 
 class _Lowering:
@@ -77,6 +79,7 @@ class _Lowering:
         self.nodes = read_body(info.block.body)
         self.roles = read_roles(info.block)
         self.rings: Rings | None = None
+        self.producing = False
         self.asynchronous = any(self._is_async(n) for n in walk_nodes(self.nodes) if isinstance(n, OpNode))
         self._refuse_groups()
 
@@ -135,7 +138,9 @@ class _Lowering:
         taking_turns = any(isinstance(n, TurnNode) for n in walk_nodes(work))
         consumer_code = seq([self._first_turn() if taking_turns else None, *[self._emit(node) for node in work]])
         consumer_code = seq([consumer_code, drain_stores(storage)])
+        self.producing = True
         producer_code = seq([self._emit(node) for node in producer])
+        self.producing = False
         threads = self.info.threads
         registers = self.roles.get("registers")
         if registers:
@@ -217,6 +222,8 @@ class _Lowering:
         for node in nodes:
             if isinstance(node, OpNode):
                 out += self._operation(node)
+            elif isinstance(node, RawNode):
+                out += lower_raw(self.storage, node, self.hw)
             elif isinstance(node, CondNode):
                 out.append(CondNode(node.condition, self._steps(node.then), self._steps(node.orelse)))
             elif hasattr(node, "body"):
@@ -266,7 +273,10 @@ class _Lowering:
         if isinstance(node, LoopNode):
             kind = ForKind.UNROLLED if node.unroll else ForKind.SERIAL
             start, extent = (storage.rewrite(const(e) if isinstance(e, int) else e) for e in (node.start, node.extent))
-            return For(node.var, start, extent, kind, seq([self._emit(n) for n in node.body]))
+            # unrolled, a producer's loop would not fit the few registers that it keeps
+            notes = {"disable_unroll": True} if self.producing and not node.unroll else {}
+            body = seq([self._emit(n) for n in node.body])
+            return For(node.var, start, extent, kind, body, annotations=notes)
         if isinstance(node, CondNode):
             then = seq([self._emit(n) for n in node.then])
             orelse = seq([self._emit(n) for n in node.orelse]) if node.orelse else None

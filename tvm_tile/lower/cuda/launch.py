@@ -9,7 +9,7 @@ from tvm.tirx import AllocBuffer, AttrStmt, Bind, IterVar
 from tvm.tirx.stmt import DeclBuffer
 
 from ...ir.kernels import KernelInfo
-from ...ir.visit import substitute
+from ...ir.visit import mentions, substitute
 from ...schedule.decisions import read_raster
 from .build import const, seq
 from .storage import Storage
@@ -48,11 +48,12 @@ def launch(info: KernelInfo, storage: Storage, body, threads: int, host: list, b
         pool = tirx.buffer_data(storage.pool)
         stmts += [DeclBuffer(t.view, data=pool) for t in storage.tiles.values() if t.view is not None]
     # the same in all lanes: lets the compiler keep what depends on it in uniform registers
-    group = T.cuda.__shfl_sync(T.uint32(0xFFFFFFFF), tirx.floordiv(storage.tx, 128), 0, 32)
-    stmts.append(Bind(storage.warpgroup, group))
+    if mentions(body, storage.warpgroup):
+        group = T.cuda.__shfl_sync(T.uint32(0xFFFFFFFF), tirx.floordiv(storage.tx, 128), 0, 32)
+        stmts.append(Bind(storage.warpgroup, group))
     stmts += [AllocBuffer(b) for b in storage.allocations]
     stmts += [DeclBuffer(f.words, data=tirx.buffer_data(f.local)) for f in _unique_words(storage)]
-    inner = seq([*stmts, substitute(body, dict(zip(info.axes, coords, strict=True)))])
+    inner = seq([*stmts, substitute(body, {a: _as(c, a) for a, c in zip(info.axes, coords, strict=True)})])
     if bounded:
         inner = AttrStmt(const(0), "tirx.launch_bounds_min_blocks_per_sm", const(1), inner)
     inner = _thread(storage.tx, const(threads), "threadIdx.x", inner)
@@ -71,11 +72,20 @@ def _unique_words(storage: Storage) -> list:
 
 
 def _expr(value):
-    return const(value) if isinstance(value, int) else value
+    """A grid extent; the hardware's are below 2^31, whatever the dtype of the sizes that it is computed from."""
+    if isinstance(value, int):
+        return const(value)
+    return value if str(value.ty.dtype) == "int32" else tirx.Cast("int32", value)
+
+
+def _as(coordinate, axis: Var):
+    """A coordinate in the dtype of the kernel's variable."""
+    dtype = str(axis.ty.dtype)
+    return coordinate if dtype == "int32" else tirx.Cast(dtype, coordinate)
 
 
 def _thread(var: Var, extent, tag: str, body):
-    return AttrStmt(IterVar(Range(0, extent), var, IterVar.ThreadIndex, tag), "thread_extent", _expr(extent), body)
+    return AttrStmt(IterVar(Range(0, _expr(extent)), var, IterVar.ThreadIndex, tag), "thread_extent", _expr(extent), body)
 
 
 def _rasterise(blocks: list[Var], grid: list, raster):

@@ -95,24 +95,37 @@ def _on_chip(buffers: list[Var]) -> list[Var]:
 
 
 def defer_releases(loop: LoopNode, is_async) -> list[Node] | None:
-    """Deferral, or None where the body's products are needed in the same iteration."""
+    """Deferral, or None where no product ends the body.
+
+    The slot of the final product goes back in the next iteration, behind that iteration's first product: the tensor cores
+    find the next product queued when the final one ends.
+    """
     body = loop.body
     tail = _tail(body, is_async)
     if tail is None or not isinstance(body[-1], ReleaseNode):
         return None
-    accumulator = [body[tail].op.c.buffer]
-    others = [n for i, n in enumerate(body) if i != tail and isinstance(n, OpNode) and not is_async(n)]
-    if any(_meet(accumulator, _touch(n)) for n in others):
-        return None
     releases = body[tail + 1 :]
+    first = next(i for i, n in enumerate(body) if isinstance(n, OpNode) and is_async(n))
     begun = loop.var > loop.start
     late = [ReleaseNode(r.ring, r.count - 1, 1, begun) for r in releases]
-    made = LoopNode(
-        loop.var, loop.start, loop.extent, [*body[: tail + 1], *late], loop.annotations, False, loop.location
-    )
+    moved = [*body[: first + 1], *late, *body[first + 1 : tail + 1]]
+    made = LoopNode(loop.var, loop.start, loop.extent, moved, loop.annotations, False, loop.location)
     end = {loop.var: loop.start + loop.extent - 1}
     final = [ReleaseNode(r.ring, r.count, 0, loop.extent > 0) for r in clone(releases, end)]
     return [made, *final]
+
+
+def _would_starve(body: list[Node], head_end: int, slots: list[Var]) -> bool:
+    """Whether rotation leaves a ring no slot to load into: its tile is read by a head and by the final product.
+
+    Rotated, the slots of two iterations are then in use at once, and the next load can only start in the middle of the
+    iteration before it is needed. With a third slot it starts a whole iteration earlier.
+    """
+    for node in body:
+        if isinstance(node, RingWaitNode) and node.ring.slots < 3 and _meet(list(node.ring.buffers), slots):
+            if any(_meet(list(node.ring.buffers), _touch(n)) for n in body[: head_end + 1] if isinstance(n, OpNode)):
+                return True
+    return False
 
 
 def rotate(loop: LoopNode, is_async, turns: bool = False) -> list[Node] | None:
@@ -134,6 +147,8 @@ def rotate(loop: LoopNode, is_async, turns: bool = False) -> list[Node] | None:
     slots = [b for n in body[tail + 1 :] if isinstance(n, ReleaseNode) for b in n.buffers]
     own = [b for b in mine if not _meet([b], slots)]  # what G works on besides ring tiles
     if any(_meet(own, _on_chip(_touch(n))) for n in body[: head_end + 1]):
+        return None
+    if _would_starve(body, head_end, slots):
         return None
     head, middle = body[: head_end + 1], body[head_end + 1 : tail]
     # no mbarrier wait between products: ptxas ends a wgmma group at every basic block
