@@ -95,6 +95,8 @@ def place_tiles(
         placed.append(buffer)
         total = max(total, at + tile.bytes)
     for buffer, tile in storage.tiles.items():
+        if tile.base is not None:
+            tile.byte_offset = tile.base.byte_offset
         if tile.byte_offset is None:  # never touched
             tile.byte_offset = 0
             live.setdefault(buffer, (-1, -1))
@@ -118,6 +120,8 @@ def _liveness(storage: Storage, nodes: list[Node], scratch: set[Var]) -> dict[Va
     def touch(buffer: Var, loops: list[list[Var]]) -> None:
         if buffer not in storage.tiles:
             return
+        tile = storage.tiles[buffer]
+        buffer = tile.buffer if tile.base is None else tile.base.buffer
         first, last = live.get(buffer, (position, position))
         live[buffer] = (min(first, position), max(last, position))
         if buffer not in scratch:
@@ -138,6 +142,8 @@ def _liveness(storage: Storage, nodes: list[Node], scratch: set[Var]) -> dict[Va
                 visit(inner, loops)
         elif isinstance(node, LoopNode | WhileNode):
             start, touched = position, []
+            if isinstance(node, WhileNode):
+                walk(node.condition, (TensorLoad, lambda load: touch(load.source, [*loops, touched])))
             for inner in node.body:
                 visit(inner, [*loops, touched])
             position += 1

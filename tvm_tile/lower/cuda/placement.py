@@ -7,7 +7,7 @@ from tvm.ir import Var
 from tvm.tirx import is_buffer_var
 from tvm.tirx.stmt import DeclBuffer
 
-from ...errors import InternalError, TileTargetError
+from ...errors import InternalError
 from ...ir.kernels import KernelInfo
 from ...ir.visit import mentions
 from ...schedule.decisions import read_fragments, read_shared
@@ -46,7 +46,7 @@ def make_storage(info: KernelInfo, nodes: list[Node], copies: dict[Var, int], fu
                 storage.new_tile(buffer, shared[buffer.name], copies.get(buffer, 1))
         else:
             storage.locals[buffer] = storage.new_local(buffer.ty.shape, str(buffer.ty.dtype), buffer.name)
-    _make_views(storage, info, nodes, fragments, location)
+    _make_views(storage, info, nodes, fragments, shared, location)
     for param in func.params:
         if is_buffer_var(param) and _may_be_wide(param):
             storage.wide.add(param)
@@ -61,7 +61,7 @@ def viewed_buffer(stmt: DeclBuffer, buffers) -> Var | None:
     return next((b for b in buffers if mentions(data, b)), None)
 
 
-def _make_views(storage: Storage, info: KernelInfo, nodes: list[Node], fragments, location) -> None:
+def _make_views(storage: Storage, info: KernelInfo, nodes: list[Node], fragments, shared, location) -> None:
     for node in walk_nodes(nodes):
         if not (isinstance(node, RawNode) and isinstance(node.stmt, DeclBuffer)):
             continue
@@ -73,11 +73,10 @@ def _make_views(storage: Storage, info: KernelInfo, nodes: list[Node], fragments
             held = storage.fragments[base]
             storage.fragments[view] = type(held)(view, fragments[view.name], held.local, held.words)
         elif base in storage.tiles:
-            raise TileTargetError(
-                f"T.view / T.reshape of shared tile {base.name} is not available on CUDA targets yet",
-                location,
-                "allocate the tile with the shape that you index",
-            )
+            tile = storage.tiles[base]
+            if tile.versions > 1:
+                raise InternalError(f"{base.name} has several copies and views", location)
+            storage.new_tile(view, shared[view.name]).base = tile.base or tile
         else:
             storage.locals[view] = view
 

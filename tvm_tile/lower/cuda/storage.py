@@ -47,6 +47,7 @@ class SharedTile:
 
     ``byte_offset`` is set by the memory planner. ``lasting`` is ``"onwards"`` where the tile's space is taken from its
     first use to the kernel's end (the copy engine may still read it), ``"always"`` where it is taken all the time.
+    ``base`` is the tile whose memory this one shows in another shape or dtype (T.reshape, T.view).
     """
 
     buffer: Var
@@ -55,6 +56,7 @@ class SharedTile:
     byte_offset: int | None = None
     view: Var | None = None
     lasting: str = ""
+    base: SharedTile | None = None
 
     @property
     def dtype(self) -> str:

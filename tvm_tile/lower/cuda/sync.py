@@ -156,12 +156,13 @@ class _Inserter:
                 last.merge(state)  # no iteration at all
                 state = last.after_loop()
             elif isinstance(node, WhileNode):
-                if self._reads(node.condition):
-                    raise InternalError("a while condition that reads shared memory")
+                # the condition is evaluated before the body, and again at its end
+                state = self._expression(out, node.condition, state)
                 entry = state.copy()
-                _, first = self.run(node.body, entry.copy())
-                entry.merge(first.after_loop())
+                body, first = self.run(node.body, entry.copy())
+                entry.merge(self._expression(body, node.condition, first).after_loop())
                 body, last = self.run(node.body, entry)
+                last = self._expression(body, node.condition, last)
                 out.append(WhileNode(node.condition, body))
                 last.merge(state)
                 state = last
