@@ -5,10 +5,13 @@ from __future__ import annotations
 import tvm_ffi
 
 from .analysis import GLOBAL
-from .decisions import read_vector
+from .decisions import read_roles, read_vector
 from .rule import Decision, NotApplicable, Rule, TileSchedule
 
 __all__ = ["alignment"]
+
+#: Bytes that the base of a tensor with a tensor map is aligned to.
+TENSOR_MAP = 16
 
 
 def _apply(sch: TileSchedule, hw):
@@ -21,6 +24,12 @@ def _apply(sch: TileSchedule, hw):
             if vector > 1 and moved:
                 size = tvm_ffi.dtype(str(access.buffer.ty.dtype)).itemsize
                 needed[access.buffer.name] = max(needed.get(access.buffer.name, 0), vector * size)
+    for kernel in sch.kernels:
+        mapped = {str(c) for ring in (read_roles(kernel.info.block) or {}).get("rings", ()) for c in ring["copies"]}
+        for site in kernel.sites:
+            if site.name in mapped:
+                name = site.op.src.buffer.name
+                needed[name] = max(needed.get(name, 0), TENSOR_MAP)
     sch.set_attribute("tile.alignment", needed)
     if not needed:
         return NotApplicable("no vector accesses to tensors")

@@ -10,6 +10,7 @@ from ..errors import InternalError, TileTargetError, TileTypeError
 from ..ir.kernels import is_tile_function
 from ..layout import MMA, WGMMA
 from .alignment import alignment
+from .box_rows import box_rows
 from .copy_instruction import copy_instruction
 from .decisions import read_log, read_machine
 from .fragment_layout import fragment_layout
@@ -49,7 +50,7 @@ def default_rules(hw=None, instruction_families: Sequence[str] | None = None) ->
         copy_instruction,
         loop_layout,
         pipeline,
-        *([roles(), persistent, tma_store] if WGMMA in instruction_families else []),
+        *([roles(), box_rows, persistent, tma_store] if WGMMA in instruction_families else []),
         rasterisation,
         alignment,
         resources,

@@ -24,6 +24,7 @@ annotation             on                 meaning
 ``tile.convert``       same, gemm         fragments that are not at hand: they pass through shared memory
 ``tile.pipeline``      pipelined loop     {"stages", "buffers", "producers"[, "order", "stage"]}
 ``tile.persistent``    kernel block       CTAs that visit all tiles; 0 or absent: one CTA a tile
+``tile.rows``          copy block         rows that a TMA load brings, where the tensor has fewer than the tile
 ``tile.slots``         copy block         of kind tma: boxes of shared memory a warpgroup
 ``tile.alignment``     function attribute {parameter: bytes} that the base pointer has to be aligned to
 ``tile.machine``       function attribute name of the machine that was decided for
@@ -59,6 +60,7 @@ __all__ = [
     "read_pipeline",
     "read_raster",
     "read_roles",
+    "read_rows",
     "read_shared",
     "read_slots",
     "read_vector",
@@ -225,6 +227,12 @@ def read_persistent(block) -> int | None:
 def read_slots(annotations) -> int:
     """Boxes of shared memory that a TMA store has in each warpgroup."""
     return int(plain(_notes(annotations).get("tile.slots", 0)))
+
+
+def read_rows(annotations) -> int | None:
+    """Rows that a load of a tile brings; None for all rows of the tile."""
+    value = _notes(annotations).get("tile.rows")
+    return None if value is None else int(plain(value))
 
 
 def read_roles(block) -> dict | None:

@@ -40,7 +40,7 @@ from .program import (
 from .rings import Rings, make_rings
 from .roles import ReleaseNode, RingWaitNode, buffers_of, consumer_tree, producer_tree
 from .sync import BarrierNode, insert_barriers
-from .tma import TensorMaps
+from .tma import TensorMaps, clear_rows
 from .tma_store import drain_stores
 from .wgmma_waits import WgmmaWaitNode, place_wgmma_waits
 
@@ -154,11 +154,16 @@ class _Lowering:
         body = seq(
             [
                 when(tirx.EQ(storage.tx, const(0)), first),
+                *self._cleared_rows(),
                 evaluate(T.cuda.cta_sync()),
                 tirx.IfThenElse(tirx.EQ(storage.warpgroup, const(threads // 128)), producer_code, consumer_code),
             ]
         )
         return launch(self.info, storage, body, threads + PRODUCER_THREADS, maps.host, bounded=True, tiles=tiles)
+
+    def _cleared_rows(self) -> list:
+        loads = [n.op for n in walk_nodes(self.nodes) if isinstance(n, OpNode) and self.rings.of_copy(n.op.name)]
+        return [clear_rows(self.storage, op, self.info.threads + PRODUCER_THREADS) for op in loads]
 
     def _turn(self, node: TurnNode):
         group = tirx.Cast("uint32", self.storage.warpgroup)

@@ -14,6 +14,7 @@ from tvm.tirx import BufferStore
 
 from ...errors import InternalError
 from ...ir.visit import walk
+from ...schedule.decisions import read_rows
 from .build import const, evaluate, seq
 from .pipeline import touched_buffers
 from .program import CondNode, LoopNode, MicroNode, Node, OpNode, Version, WhileNode, clone, walk_nodes
@@ -107,7 +108,7 @@ def _direct_rings(nodes: list[Node], rings: Rings) -> list[Ring]:
 
 def _fill(group: list[OpNode], ring: Ring, rings: Rings, maps: TensorMaps, count) -> MicroNode:
     """Wait for the slot, announce the bytes, issue the loads."""
-    total = sum(tile_bytes(rings.storage.tile_of(n.op.dst.buffer)) for n in group)
+    total = sum(tile_bytes(rings.storage.tile_of(n.op.dst.buffer), read_rows(n.op.annotations)) for n in group)
     version = Version(slot_of(ring, count), None, 0, ring.slots)
 
     def emit():

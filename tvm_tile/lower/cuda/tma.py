@@ -18,17 +18,62 @@ from tvm.tirx import Bind
 
 from ...errors import InternalError
 from ...ir.ops import CopyOp, Region
-from .build import evaluate, seq, when
+from ...schedule.decisions import read_rows
+from .build import evaluate, loop, seq, when
 from .storage import SharedTile, Storage, dtype_bits
 
-__all__ = ["TensorMaps", "tile_bytes"]
+__all__ = ["TensorMaps", "clear_rows", "tile_bytes"]
 
 _L2_PROMOTION_256B = 3
 
 
-def tile_bytes(tile: SharedTile) -> int:
-    """Bytes that the boxes of one tile deliver (out-of-bounds parts count too)."""
-    return sum(rows * columns for _, _, rows, columns, _ in tile.layout.tma_boxes()) * dtype_bits(tile.dtype) // 8
+def tile_bytes(tile: SharedTile, rows: int | None = None) -> int:
+    """Bytes that the boxes of one tile, or of its first rows, deliver (out-of-bounds parts count too)."""
+    return sum(r * columns for _, _, r, columns, _ in _boxes(tile, rows)) * dtype_bits(tile.dtype) // 8
+
+
+def _boxes(tile: SharedTile, limit: int | None):
+    """The boxes of a tile without the rows from ``limit`` on."""
+    for row, column, rows, columns, element in tile.layout.tma_boxes():
+        kept = rows if limit is None else min(rows, limit - row)
+        if kept > 0:
+            yield row, column, kept, columns, element
+
+
+def clear_rows(storage: Storage, op: CopyOp, threads: int):
+    """Zeros in the rows of all copies of a tile that its loads leave out; None where they bring all rows.
+
+    Parameters
+    ----------
+    storage : Storage
+        The kernel's storage, placed.
+    op : CopyOp
+        The load.
+    threads : int
+        Threads that take part.
+    """
+    rows, tile = read_rows(op.annotations), storage.tile_of(op.dst.buffer)
+    if rows is None:
+        return None
+    layout = tile.layout
+    vector = layout.chunk_elements
+    each = (layout.rows - rows) * layout.row_stride // vector
+    total = tile.versions * layout.blocks * each
+    source = "__forceinline__ __device__ void tile_clear_16(void* at) { *(uint4*)at = make_uint4(0, 0, 0, 0); }"
+
+    def one(step):
+        number = step * threads + storage.tx
+        block = tirx.floordiv(number, each)
+        at = (
+            tirx.floordiv(block, layout.blocks) * tile.version_elements
+            + tirx.floormod(block, layout.blocks) * layout.block_stride
+            + rows * layout.row_stride
+            + tirx.floormod(number, each) * vector
+        )
+        pointer = tirx.address_of(tirx.BufferLoad(storage.view(tile), [at]))
+        return when(number < total, evaluate(T.cuda.func_call("tile_clear_16", pointer, source_code=source)))
+
+    return seq([loop(-(-total // threads), one, "step"), evaluate(T.ptx.fence.proxy.async_.shared__cta())])
 
 
 @dataclass
@@ -74,13 +119,13 @@ class TensorMaps:
 
     def load(self, op: CopyOp, version, barrier):
         """Statements of one thread that fill a tile and report to ``barrier``."""
-        return self._moves(op.src, op.dst, version, barrier)
+        return self._moves(op.src, op.dst, version, barrier, read_rows(op.annotations))
 
     def store(self, op: CopyOp, version):
         """Statements of one thread that write a tile to its tensor (the group is not committed)."""
         return self._moves(op.dst, op.src, version, None)
 
-    def _moves(self, outside: Region, inside: Region, version, barrier):
+    def _moves(self, outside: Region, inside: Region, version, barrier, limit: int | None = None):
         storage = self.storage
         tile = storage.tile_of(inside.buffer)
         rank = len(outside.buffer.ty.shape)
@@ -89,7 +134,7 @@ class TensorMaps:
         if outside.axes[rank - 1] != column_axis and column_axis is not None:
             raise InternalError(f"a TMA copy whose columns are not the last dimension of {outside.buffer.name}")
         stmts = []
-        for row, column, rows, columns, element in tile.layout.tma_boxes():
+        for row, column, rows, columns, element in _boxes(tile, limit):
             tensor_map = self.map_of(outside, tile, rows, columns, row_dim, store=barrier is None)
             coordinates = []
             for dim in reversed(range(rank)):
@@ -111,9 +156,7 @@ class TensorMaps:
 
     def prefetch(self):
         """One thread brings the maps into the descriptor cache."""
-        return [
-            when(self.filled[v], evaluate(T.ptx.prefetch.tensormap(T.address_of(v)))) for v in self.made.values()
-        ]
+        return [when(self.filled[v], evaluate(T.ptx.prefetch.tensormap(T.address_of(v)))) for v in self.made.values()]
 
 
 def _row_major(shape: list) -> list:

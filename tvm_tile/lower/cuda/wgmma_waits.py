@@ -53,6 +53,8 @@ def place_wgmma_waits(nodes: list[Node]) -> list[Node]:
 def _run(nodes: list[Node], flight: list[_Group]) -> tuple[list[Node], list[_Group]]:
     out: list[Node] = []
     for node in nodes:
+        if isinstance(node, WgmmaWaitNode):
+            continue  # of an earlier walk over the body of a loop
         if isinstance(node, LoopNode | WhileNode):
             if flight:
                 out.append(WgmmaWaitNode(0))

@@ -33,10 +33,11 @@ class Gemm(OpSpec):
         "block_M": [32, 64, 128, 256, 512],
         "block_N": [32, 64, 128, 256],
         "block_K": [16, 32, 64, 128, 256, 512],
-        "num_stages": [0, 2, 3, 4],
+        "num_stages": [0, 2, 3, 4, 6],
         "threads": [128, 256, 384],
         "policy": [GemmWarpPolicy.Square, GemmWarpPolicy.FullRow, GemmWarpPolicy.FullCol],
         "panel": [1, 4, 8, 16],
+        "stagger": [0, 1],
     }
     sizes = ("m", "n", "k")
     options = {"split_k": [1, 2, 4, 8, 16]}
@@ -58,7 +59,7 @@ class Gemm(OpSpec):
     def defaults(self, shape, dtype, target):
         """See :func:`tvm_tile.ops.gemm.default_tiles`."""
         tiles = default_tiles(shape["m"], shape["n"], shape["k"], dtype, target)
-        return {**tiles, "policy": GemmWarpPolicy.Square, "panel": 8}
+        return {"stagger": 0, **tiles, "policy": GemmWarpPolicy.Square, "panel": 8}
 
     def extents(self, shape):
         """Rows, columns and length of a slice."""
@@ -126,11 +127,22 @@ class Gemm(OpSpec):
         return [out + tensors[2].to(wide) if shape["bias"] else out]
 
     def tolerance(self, shape, dtype):
-        """One rounding of the output, and the rounding of a sum of k products."""
+        """Half a unit in the last place of the output, and the error of the sum.
+
+        Inputs have unit variance, so sums and partial sums are about ``sqrt(k)``. Tensor cores truncate a sum once a
+        step of 16 products (32 bytes): to float32's 23 bits, for float8 operands to about 13 bits (Hopper; an
+        implementation that adds in float32 is inside of that too).
+        """
         if dtype == "int8":
             return 0.0, 0.0
-        relative = {"float32": 1e-5, "float16": 1e-3}.get(dtype, 8e-3)
-        return relative, 4e-6 * math.sqrt(shape["k"])
+        k = shape["k"]
+        out = self._out(dtype)
+        half_unit = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}[out]
+        eight_bit = dtype.startswith("float8")
+        steps = -(-k // (32 if eight_bit else 16))
+        kept = 2.0**-13 if eight_bit else 2.0**-23
+        relative = half_unit + (1e-5 if out == "float32" else steps * kept / 2)
+        return relative, 4e-6 * math.sqrt(k) + 2 * steps * kept * math.sqrt(k)
 
     def flops(self, shape):
         """2 m n k."""
