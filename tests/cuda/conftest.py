@@ -2,9 +2,6 @@
 
 ``@pytest.mark.heavy`` keeps a test's (or a parameter's) simulated runs out of the default selection;
 ``heavy("sm_90")`` those of one instruction set. The runs on a GPU are short, so they are never slow.
-
-``TVM_TILE_GPU_LOG`` (set by ``scripts/gpu_check.py``) names a file to which the outcome of each GPU test is written as
-it ends; a kernel that hangs then ends the process, and the script goes on with the tests after it.
 """
 
 from __future__ import annotations

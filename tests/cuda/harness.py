@@ -32,7 +32,8 @@ def _exclusive():
             fcntl.flock(lock, fcntl.LOCK_EX)  # freed when the process ends, however it does
         seconds = float(os.environ.get(WATCHDOG, 0))
         if seconds:
-            faulthandler.dump_traceback_later(seconds, exit=True)
+            stderr = int(os.environ.get("TVM_TILE_GPU_STDERR", 2))
+            faulthandler.dump_traceback_later(seconds, exit=True, file=stderr)
             stack.callback(faulthandler.cancel_dump_traceback_later)
         yield
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import re
 import shutil
 import subprocess
@@ -248,6 +249,8 @@ class SimulatedKernel:
             bits = tvm_ffi.dtype(dtype).bits if dtype != "bool" else 8
             size = max(1, bits // 8)
             if any(s == 0 for s in shape):
+                # NumPy gives empty arrays strides of 0, which host functions take for a broadcast
+                strides = tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))
                 views.append((None, (address, shape, strides, dtype)))
                 continue
             if any(st < 0 for st in strides):
