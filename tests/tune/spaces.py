@@ -1,4 +1,4 @@
-"""Ops with small kernels whose configurations misbehave in known ways; they reach the tuner's processes by value."""
+"""Ops with small kernels whose configurations misbehave in known ways."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def test_nothing_right_is_an_error_with_the_counts(store):
 
 def test_resume_loses_and_repeats_nothing(store):
     spec = Add()
-    first = run(spec, {"n": 1000}, target="llvm", trials=3, out=store)
+    first = run(spec, {"n": 1000}, target="llvm", trials=3, out=store, workers=1)
     before = trials_of(first.folder)
     assert first.fresh == 3
     with pytest.raises(TileError, match=r"has 3 trials[\s\S]*--resume goes on"):
@@ -172,15 +172,15 @@ def test_resume_loses_and_repeats_nothing(store):
         file.write('[0, [[["GetSBl')
     with (first.folder / "trials.jsonl").open("a") as file:
         file.write('{"problem": {"ker')
-    second = run(spec, {"n": 1000}, target="llvm", trials=5, out=store)
+    second = run(spec, {"n": 1000}, target="llvm", trials=5, out=store, workers=1)
     after = trials_of(second.folder)
     assert after[:3] == before and len(after) == 5 and second.fresh == 2 and second.measured == 5
     assert len({json.dumps(t["config"]) for t in after}) == 5
-    third = run(spec, {"n": 1000}, target="llvm", trials=5, out=store)
+    third = run(spec, {"n": 1000}, target="llvm", trials=5, out=store, workers=1)
     assert third.fresh == 0 and third.measured == 5 and third.config
-    other = run(spec, {"n": 2000}, target="llvm", trials=1, out=store)
+    other = run(spec, {"n": 2000}, target="llvm", trials=1, out=store, workers=1)
     assert other.fresh == 1 and len(trials_of(other.folder)) == 6
-    again = run(spec, {"n": 1000}, target="llvm", trials=1, out=store, resume=False)
+    again = run(spec, {"n": 1000}, target="llvm", trials=1, out=store, workers=1, resume=False)
     assert again.fresh == 1 and again.measured == 1 and len(trials_of(again.folder)) == 2
 
 
@@ -225,7 +225,7 @@ def test_interrupt_keeps_what_was_measured_and_checks_the_best(store, tmp_path):
 def test_two_tuners_do_not_share_a_folder(store):
     folder = store / records.cpu_name() / "tuning_test_add"
     with database.locked(folder), pytest.raises(TileError, match="another process is writing"):
-        run(Add(), {"n": 10}, target="llvm", trials=1, out=store)
+        run(Add(), {"n": 10}, target="llvm", trials=1, out=store, workers=1)
 
 
 def test_pool_isolates_and_replaces_workers():
@@ -264,7 +264,9 @@ def test_command_line(store, capsys, tmp_path):
     sizes = {"m": 64, "n": 64, "k": 64}
     tensors, outputs = spec.inputs(sizes, "float32")
     tvm_tile.load(library)(*tensors)
-    torch.testing.assert_close(tensors[outputs[0]].double(), spec.reference(sizes, "float32", tensors)[0])
+    want = spec.reference(sizes, "float32", tensors)[0]
+    rtol, atol = spec.tolerance(sizes, "float32")
+    torch.testing.assert_close(tensors[outputs[0]].double(), want, rtol=rtol, atol=atol)
 
     for action in (["log", "show", "gemm"], ["log", "best"], ["log", "best", "gemm", *shape]):
         assert cli.main([*action, "--out", str(store)]) == 0
@@ -288,6 +290,7 @@ def test_measures_on_the_machines_of_a_tracker(store):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     port, server_port = 19190 + os.getpid() % 400, 19690 + os.getpid() % 400
     start = [sys.executable, "-m"]
+    pytest.importorskip("tornado", reason="TVM's tracker needs it")
     tracker = subprocess.Popen(
         [*start, "tvm.exec.rpc_tracker", "--host", "127.0.0.1", "--port", str(port), "--port-end", str(port + 1)],
         env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,

@@ -80,11 +80,7 @@ def locked(folder: Path) -> Iterator[None]:
             raise TileError(
                 f"another process is writing to {folder}", advice="wait for it or use another --out"
             ) from None
-        try:
-            yield
-        finally:
-            with contextlib.suppress(OSError):
-                (folder / ".lock").unlink()
+        yield
 
 
 class Database:

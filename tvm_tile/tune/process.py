@@ -247,13 +247,24 @@ class Pool:
         self.close()
 
 
+def _importable(module) -> bool:
+    """Whether a worker, which has our search path, finds the same module by its name."""
+    import importlib.util
+
+    try:
+        found = importlib.util.find_spec(module.__name__)
+    except (ImportError, ValueError):
+        return False
+    return found is not None and found.origin == getattr(module, "__file__", None)
+
+
 def _dumps(value) -> bytes:
     """Pickle, with classes of modules that a worker cannot import sent along."""
     import cloudpickle
 
     spec = value[1].get("spec")
     module = sys.modules.get(type(spec).__module__) if spec is not None else None
-    if module is None or module.__name__.split(".")[0] == "tvm_tile" or module.__name__ == "__main__":
+    if module is None or module.__name__ == "__main__" or _importable(module):
         return cloudpickle.dumps(value)
     cloudpickle.register_pickle_by_value(module)
     try:
