@@ -13,6 +13,7 @@ from .alignment import alignment
 from .box_rows import box_rows
 from .copy_instruction import copy_instruction
 from .decisions import read_log, read_machine
+from .deferred_sums import deferred_sums
 from .fragment_layout import fragment_layout
 from .gemm_instruction import gemm_instruction
 from .layout_check import check_layouts
@@ -49,6 +50,7 @@ def default_rules(hw=None, instruction_families: Sequence[str] | None = None) ->
         shared_layout,
         copy_instruction,
         loop_layout,
+        deferred_sums,
         pipeline,
         *([roles(), box_rows, persistent, tma_store] if WGMMA in instruction_families else []),
         rasterisation,

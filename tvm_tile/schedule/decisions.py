@@ -22,6 +22,7 @@ annotation             on                 meaning
 ``tile.chunks``        same               axes whose extent is symbolic: ``tile.loop`` covers one chunk of them, and the
                                           operation repeats serially until the extent is covered (the rest predicated)
 ``tile.convert``       same, gemm         fragments that are not at hand: they pass through shared memory
+``tile.deferred``      reduce block       the fragment that accumulates the sum; threads combine it after the loop
 ``tile.pipeline``      pipelined loop     {"stages", "buffers", "producers"[, "order", "stage"]}
 ``tile.persistent``    kernel block       CTAs that visit all tiles; 0 or absent: one CTA a tile
 ``tile.rows``          copy block         rows that a TMA load brings, where the tensor has fewer than the tile
@@ -233,6 +234,12 @@ def read_rows(annotations) -> int | None:
     """Rows that a load of a tile brings; None for all rows of the tile."""
     value = _notes(annotations).get("tile.rows")
     return None if value is None else int(plain(value))
+
+
+def read_deferred(annotations) -> str | None:
+    """The fragment in which a sum is accumulated uncombined, None for a sum that is combined at once."""
+    value = _notes(annotations).get("tile.deferred")
+    return None if value is None else str(plain(value))
 
 
 def read_roles(block) -> dict | None:

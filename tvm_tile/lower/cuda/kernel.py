@@ -11,7 +11,14 @@ from tvm.tirx.stmt import DeclBuffer
 from ...errors import InternalError, SourceLocation, TileTargetError
 from ...ir.kernels import KernelInfo
 from ...ir.ops import GemmOp, SyncOp
-from ...schedule.decisions import read_instruction, read_persistent, read_pipeline, read_raster, read_roles
+from ...schedule.decisions import (
+    read_deferred,
+    read_instruction,
+    read_persistent,
+    read_pipeline,
+    read_raster,
+    read_roles,
+)
 from .build import const, evaluate, seq, when
 from .float8 import float8_as_bytes
 from .gemm import lower_gemm
@@ -31,12 +38,14 @@ from .program import (
     Node,
     OpNode,
     RawNode,
+    SumNode,
     WaitNode,
     WhileNode,
     clone,
     read_body,
     walk_nodes,
 )
+from .reduce import complete_sum
 from .rings import Rings, make_rings
 from .roles import ReleaseNode, RingWaitNode, buffers_of, consumer_tree, producer_tree
 from .sync import BarrierNode, insert_barriers
@@ -76,7 +85,7 @@ class _Lowering:
     def __init__(self, info: KernelInfo, hw, func) -> None:
         self.info, self.hw, self.func = info, hw, func
         self.location = SourceLocation.from_span(info.block.span)
-        self.nodes = read_body(info.block.body)
+        self.nodes = _with_sums(read_body(info.block.body), {b.name: b for b in info.buffers})
         self.roles = read_roles(info.block)
         self.rings: Rings | None = None
         self.producing = False
@@ -227,6 +236,11 @@ class _Lowering:
         for node in nodes:
             if isinstance(node, OpNode):
                 out += self._operation(node)
+            elif isinstance(node, SumNode):
+                steps = complete_sum(self.storage, node, self.hw)
+                for step in steps:
+                    step.fragments = frozenset([node.buffer])
+                out += steps
             elif isinstance(node, RawNode):
                 out += lower_raw(self.storage, node, self.hw)
             elif isinstance(node, CondNode):
@@ -296,6 +310,28 @@ class _Lowering:
         else:  # the producer takes no part
             meet = evaluate(T.ptx.bar.sync(T.uint32(CONSUMER_BARRIER), T.uint32(self.info.threads)))
         return seq([evaluate(T.ptx.fence.proxy.async_.shared__cta()), meet]) if node.fence else meet
+
+
+def _with_sums(nodes: list[Node], by_name: dict[str, Var]) -> list[Node]:
+    """The tree with the combination of deferred sums behind their loops."""
+    out: list[Node] = []
+    for node in nodes:
+        for part in ("body", "then", "orelse"):
+            if hasattr(node, part):
+                setattr(node, part, _with_sums(getattr(node, part), by_name))
+        out.append(node)
+        if isinstance(node, LoopNode):
+            out += [SumNode(by_name[total], n) for n, total in _deferred(node.body)]
+    return out
+
+
+def _deferred(nodes: list[Node]):
+    """(reduction, fragment) of deferred sums whose innermost loop has this body."""
+    for node in nodes:
+        if isinstance(node, OpNode) and (total := read_deferred(node.op.annotations)) is not None:
+            yield node, total
+        elif isinstance(node, CondNode):
+            yield from _deferred([*node.then, *node.orelse])
 
 
 def _written_globals(nodes: list[Node]) -> list[Var]:

@@ -20,7 +20,8 @@ from ...ir.ops import TileOp, match_op, read_op
 from ...ir.visit import substitute
 
 __all__ = [
-    "Access", "CommitNode", "CondNode", "GroupNode", "LoopNode", "MicroNode", "Node", "OpNode", "RawNode", "Version",
+    "Access", "CommitNode", "CondNode", "GroupNode", "LoopNode", "MicroNode", "Node", "OpNode", "RawNode",
+    "SumNode", "Version",
     "WaitNode", "WhileNode", "clone", "read_body", "walk_nodes",
 ]  # fmt: skip
 
@@ -143,6 +144,14 @@ class GroupNode:
 
 
 @dataclass
+class SumNode:
+    """Combine across threads what a loop accumulated in ``buffer`` by the deferred sum ``reduce``."""
+
+    buffer: Var
+    reduce: OpNode
+
+
+@dataclass
 class CommitNode:
     """Close a group of asynchronous copies (``cp.async.commit_group``)."""
 
@@ -188,7 +197,7 @@ class WgmmaIssue:
     a_fragment: Var | None
 
 
-Node = OpNode | RawNode | LoopNode | CondNode | WhileNode | GroupNode | CommitNode | WaitNode | MicroNode
+Node = OpNode | RawNode | LoopNode | CondNode | WhileNode | GroupNode | CommitNode | WaitNode | MicroNode | SumNode
 
 
 def read_body(stmt) -> list[Node]:
@@ -267,6 +276,9 @@ def clone(nodes: list[Node], mapping: dict, keep: Callable[[OpNode], bool] | Non
             out.append(WhileNode(substitute(node.condition, mapping), clone(node.body, mapping, keep)))
         elif isinstance(node, GroupNode):
             out.append(GroupNode(node.group, clone(node.body, mapping, keep)))
+        elif isinstance(node, SumNode):
+            if keep is None:
+                out.append(node)
         elif hasattr(node, "count") and hasattr(node, "ring"):
             guard = getattr(node, "guard", None)
             changes = {"count": substitute(node.count, mapping)}

@@ -26,14 +26,15 @@ from ...layout import (
     register_in,
     replicated_fragment,
 )
+from ...schedule.decisions import read_deferred
 from .build import const, loop, seq, unrolled, when
 from .convert import NARROW, cast
 from .loops import ElementLoop
-from .program import Access, MicroNode, OpNode
+from .program import Access, MicroNode, OpNode, SumNode
 from .space import accesses, expr, visit
 from .storage import SharedTile, Storage
 
-__all__ = ["accumulator_dtype", "combine", "identity", "lower_reduce"]
+__all__ = ["accumulator_dtype", "combine", "complete_sum", "identity", "lower_reduce"]
 
 _FULL = 0xFFFFFFFF
 _WARP = 32
@@ -101,6 +102,21 @@ def lower_reduce(storage: Storage, node: OpNode, hw) -> list[MicroNode]:
     return _Reduction(storage, node, hw).steps()
 
 
+def complete_sum(storage: Storage, node: SumNode, hw) -> list[MicroNode]:
+    """Steps that combine the threads' parts of a deferred sum.
+
+    Parameters
+    ----------
+    storage : Storage
+        The kernel's storage.
+    node : SumNode
+        The accumulated fragment and the reduction that fed it.
+    hw : GPU
+        The target machine.
+    """
+    return _Reduction(storage, node.reduce, hw).complete(node.buffer)
+
+
 @dataclass
 class _Result:
     """Layout of the result in the accumulators and which axis each of its dimensions is."""
@@ -147,16 +163,47 @@ class _Reduction:
 
     # ---- steps
 
+    def complete(self, total: Var) -> list[MicroNode]:
+        """Steps that combine across threads what ``total`` holds in parts."""
+        if not self.deferred:
+            return []  # the sum was combined where it was made
+        storage, held = self.storage, self.storage.fragments[total]
+        label = f"complete {total.name}"
+
+        def take():
+            return unrolled(self.registers, lambda r: BufferStore(self.acc, held.local[r], [r]), "r")
+
+        def give():
+            return unrolled(self.registers, lambda r: BufferStore(held.local, self.acc[r], [r]), "r")
+
+        if not self.plan.needs_shared:
+            return [MicroNode([], [], lambda: seq([take(), self._butterfly(), give()]), label)]
+        across = self._scratch(total.name)
+        first = MicroNode(
+            [], [Access(across.buffer)], lambda: seq([take(), self._butterfly(), self._hand_over(across)]), label
+        )
+        return [first, MicroNode([Access(across.buffer)], [], lambda: seq([self._collect(across), give()]), label)]
+
+    def _scratch(self, name: str) -> SharedTile:
+        size = self.registers * self.plan.ranks * self.plan.groups
+        return self.storage.new_scratch((size,), self.dtype, f"{name}_partial")
+
+    @property
+    def deferred(self) -> bool:
+        """Whether the threads' parts are combined after the loop (:func:`complete_sum`)."""
+        if read_deferred(self.op.annotations) is None or self.dtype != self.op.dst.dtype:
+            return False
+        held = self.storage.fragments[self.op.dst.buffer].layout
+        return held.digits == self.result.layout.digits and held.replicate == self.result.layout.replicate
+
     def steps(self) -> list[MicroNode]:
         op, storage = self.op, self.storage
         reads, _ = accesses(storage, self.node.versions, [op.body])
         reads = [a for a in reads if not a.buffer.same_as(op.dst.buffer)]
         label = f"reduce {op.name}"
         across = None
-        if self.plan.needs_shared:
-            across = storage.new_scratch(
-                (self.registers * self.plan.ranks * self.plan.groups,), self.dtype, f"{op.dst.buffer.name}_partial"
-            )
+        if self.plan.needs_shared and not self.deferred:
+            across = self._scratch(op.dst.buffer.name)
         finish_reads, finish_writes, finish, tail = self._finish()
         if across is None:
             first = MicroNode([*reads, *finish_reads], finish_writes, lambda: seq([self._partial(), finish()]), label)
@@ -197,7 +244,8 @@ class _Reduction:
     def _partial(self):
         count = self.registers * _product(size for size, _ in self.chains)
         start = unrolled(count, lambda r: BufferStore(self.parts, identity(self.op.kind, self.dtype), [r]), "r")
-        return seq([start, self.space.visit(self._element), self._join_chains(), self._butterfly()])
+        across = None if self.deferred else self._butterfly()
+        return seq([start, self.space.visit(self._element), self._join_chains(), across])
 
     def _join_chains(self):
         """The independent chains combined, pairwise."""
@@ -392,7 +440,9 @@ class _Reduction:
                 value = self.acc[expr(register_in(result, target, storage.tx, reg, dims))]
                 return BufferStore(local, self._stored(local[tuple(at)], value), at)
 
-            return visit(target, storage.tx, one, in_bounds=dst.buffer not in storage.fragments)
+            # padding registers may be set, but nothing put an old value there to be combined with
+            combines = not self.op.clear
+            return visit(target, storage.tx, one, in_bounds=combines or dst.buffer not in storage.fragments)
 
         return emit
 
