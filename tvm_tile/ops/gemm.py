@@ -8,6 +8,7 @@ import tvm_tile.language as T
 
 from ..errors import TileShapeError, TileTypeError
 from .common import check_dtype, check_positive, dimension, finish, next_power_of_two, pick, spread, target_class
+from .hopper_tiles import hopper_tiles
 
 __all__ = ["DTYPES", "default_tiles", "gemm"]
 
@@ -31,12 +32,15 @@ def default_tiles(m, n, k, dtype: str = "float16", target: str = "sm_80") -> dic
     Returns
     -------
     dict
-        block_M, block_N, block_K, num_stages, threads. On GPUs a 128 x 128 tile with 128 bytes of K a row (the widest
+        block_M, block_N, block_K, num_stages, threads. On sm_90 what :func:`.hopper_tiles.hopper_tiles` estimates
+        (float32 excepted). On other GPUs a 128 x 128 tile with 128 bytes of K a row (the widest
         swizzle) and four warps a 64 rows; on CPUs larger tiles, since they live in the L2 cache: one packed B tile
         serves many rows. Small sizes shrink the tile to the next power of two, and on a CPU it shrinks until each core
         has one.
     """
     size = {name: value if isinstance(value, int) else 1 << 20 for name, value in (("m", m), ("n", n), ("k", k))}
+    if target == "sm_90" and dtype != "float32":
+        return hopper_tiles(size["m"], size["n"], size["k"], dtype)
     bytes_each = {"float32": 4, "float16": 2, "bfloat16": 2}.get(dtype, 1)
     if target == "cpu":
         block_m, block_n, block_k = 256, 256, 256
@@ -78,7 +82,6 @@ def gemm(
     threads: int | None = None,
     policy=T.GemmWarpPolicy.Square,
     panel: int = 8,
-    stagger: int | None = None,
     target=None,
 ) -> tirx.PrimFunc:
     """``C[m, n] = op(A) op(B) + bias``.
@@ -106,9 +109,6 @@ def gemm(
         ``"tf32"`` allows tensor cores for float32.
     block_M, block_N, block_K, num_stages, threads, policy, panel
         Tunables: tile sizes, pipeline depth, CTA size, warp policy, width of the rasterisation panels (1: none).
-    stagger : int, optional
-        Tunable: K tiles by which the starts of neighbouring columns of CTAs differ (they wrap round). With few rows all
-        CTAs would ask the same slice of the L2 cache for the same rows of A at the same time. Without split-K only.
     target : str, optional
         Which default tile sizes to take (see :func:`default_tiles`); those of sm_80 without it. Any tile is right on
         any target that has room for it.
@@ -132,7 +132,6 @@ def gemm(
     tiles = pick(tiles, block_M=block_M, block_N=block_N, block_K=block_K, num_stages=num_stages, threads=threads)
     block_M, block_N, block_K = tiles["block_M"], tiles["block_N"], tiles["block_K"]
     num_stages, threads = tiles["num_stages"], tiles["threads"]
-    stagger = (stagger if stagger is not None else tiles.get("stagger", 0)) if split_k == 1 else 0
     check_positive(
         "gemm", split_k=split_k, block_M=block_M, block_N=block_N, block_K=block_K, threads=threads, panel=panel
     )
@@ -163,7 +162,7 @@ def gemm(
             for ko in T.Pipelined(
                 T.max(T.min(each, steps - bz * each), 0) if split_k > 1 else steps, num_stages=num_stages
             ):
-                k0 = ((ko + bx * stagger) % steps if stagger else bz * each + ko) * block_K
+                k0 = (bz * each + ko) * block_K
                 if trans_a:
                     T.copy(A[k0, by * block_M], A_shared)
                 else:

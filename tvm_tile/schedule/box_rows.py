@@ -1,8 +1,8 @@
 """Loads of tiles taller than their tensor: ``tile.rows`` on the copy, the rows that a TMA load brings.
 
-A tile of 64 rows over a tensor of 3 has 61 rows of zeros in every load. The copy engine takes longer for rows outside of
-the tensor than for rows inside (measured on an H200: one row of a tensor in boxes of 64 took 1.4 times the time of 64
-rows), so those rows are cleared once, before the loads, and the loads leave them out.
+A tile of 64 rows over a tensor of 3 has 61 rows of zeros in every load. The copy engine takes longer for rows outside
+of the tensor than for rows inside (measured on an H200: one row of a tensor in boxes of 64 took 1.4 times the time of
+64 rows), so those rows are cleared once, before the loads, and the loads leave them out.
 """
 
 from __future__ import annotations

@@ -31,13 +31,12 @@ class Gemm(OpSpec):
     dtypes = ["float16", "bfloat16", "float32", "int8", "float8_e4m3fn", "float8_e5m2"]
     tunables = {
         "block_M": [32, 64, 128, 256, 512],
-        "block_N": [32, 64, 128, 256],
+        "block_N": [32, 64, 128, 192, 256],
         "block_K": [16, 32, 64, 128, 256, 512],
-        "num_stages": [0, 2, 3, 4, 6],
+        "num_stages": [0, 2, 3, 4, 6, 8],
         "threads": [128, 256, 384],
         "policy": [GemmWarpPolicy.Square, GemmWarpPolicy.FullRow, GemmWarpPolicy.FullCol],
         "panel": [1, 4, 8, 16],
-        "stagger": [0, 1],
     }
     sizes = ("m", "n", "k")
     options = {"split_k": [1, 2, 4, 8, 16]}
@@ -59,7 +58,7 @@ class Gemm(OpSpec):
     def defaults(self, shape, dtype, target):
         """See :func:`tvm_tile.ops.gemm.default_tiles`."""
         tiles = default_tiles(shape["m"], shape["n"], shape["k"], dtype, target)
-        return {"stagger": 0, **tiles, "policy": GemmWarpPolicy.Square, "panel": 8}
+        return {**tiles, "policy": GemmWarpPolicy.Square, "panel": 8}
 
     def extents(self, shape):
         """Rows, columns and length of a slice."""
