@@ -8,6 +8,8 @@ Floats become float8 with saturation (infinity too) and NaN stays NaN, on every 
 
 from __future__ import annotations
 
+import math
+
 from tvm import tirx
 from tvm.ir import Expr
 from tvm.script import tirx as T
@@ -125,13 +127,21 @@ def _to_float8(value: Expr, dtype: str) -> Expr:
 
 
 def legalise(node, hw):
-    """Casts of a statement or expression as :func:`cast` makes them."""
+    """Casts as :func:`cast` makes them, and constants that the code generator can print."""
 
     def on_cast(node, m):
         value = m.mutate(node.value)
         return cast(value, str(node.ty.dtype), hw)
 
-    return rewrite(node, [(tirx.Cast, on_cast)])
+    def on_float(node, _m):
+        # the code generator prints these as `inff` and `nanf`, which are no C++; a cast would be folded back
+        value = float(node.value)
+        if str(node.ty.dtype) != "bfloat16" or math.isfinite(value):
+            return node
+        bits = 0x7FC0 if math.isnan(value) else 0x7F80 if value > 0 else 0xFF80
+        return tirx.reinterpret("bfloat16", tirx.const(bits, "uint16"))
+
+    return rewrite(node, [(tirx.Cast, on_cast), (tirx.FloatImm, on_float)])
 
 
 # two neighbours converted by one instruction: (source, target) -> (PTX, needs sm)
