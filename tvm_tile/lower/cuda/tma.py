@@ -165,7 +165,8 @@ class TensorMaps:
 
 def _promotion(byte_strides: list) -> int:
     analyzer = tvm.sym.Analyzer()
-    on_sectors = all(analyzer.can_prove(tirx.EQ(tirx.floormod(s, _SECTOR), 0)) for s in byte_strides[:-1])
+    sector, zero = (tirx.const(v, "int64") for v in (_SECTOR, 0))
+    on_sectors = all(analyzer.can_prove(tirx.EQ(tirx.floormod(s, sector), zero)) for s in byte_strides[:-1])
     return _L2_PROMOTION_256B if on_sectors else _L2_PROMOTION_128B
 
 
