@@ -29,7 +29,7 @@ def build(spec, shape: dict, dtype: str, target: str, machine: str, config: dict
 
     start = time.perf_counter()
     func = spec.make(shape, dtype, machine, **config)
-    where = tvm_tile.target(target)
+    where = _target(target)
     features = _features(func, where)
     kernel = tvm_tile.compile(func, where)
     kernel.export(output)
@@ -41,11 +41,19 @@ def build(spec, shape: dict, dtype: str, target: str, machine: str, config: dict
     }
 
 
+def _target(text: str):
+    """The TVM target of a name or of a target's JSON form."""
+    import json
+
+    import tvm_tile
+    from tvm.target import Target
+
+    return tvm_tile.target(Target(json.loads(text)) if text.startswith("{") else text)
+
+
 def features(spec, shape: dict, dtype: str, target: str, machine: str, config: dict) -> dict[str, float]:
     """Counts over the lowered kernel of a configuration."""
-    import tvm_tile
-
-    return _features(spec.make(shape, dtype, machine, **config), tvm_tile.target(target))
+    return _features(spec.make(shape, dtype, machine, **config), _target(target))
 
 
 def _features(func, target) -> dict[str, float]:
@@ -65,6 +73,20 @@ def measure(**arguments) -> dict[str, Any]:
 
 
 TASKS = {"build": build, "features": features, "measure": measure}
+
+
+def _text(error: Exception) -> str:
+    """The message; for what is no mistake of a configuration also where it was raised."""
+    import traceback
+
+    from ..errors import TileError
+    from .measure import StickyError, WrongResult
+
+    text = str(error)[:2000]
+    if isinstance(error, (TileError, WrongResult, StickyError)):
+        return text
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {text.splitlines()[0] if text else ''} ({frame.filename}:{frame.lineno})"
 
 
 def _answer(stream, kind: str | None, value=None, message: str = "") -> None:
@@ -98,8 +120,8 @@ def main() -> None:
             task, arguments = pickle.loads(body)
             value = TASKS[task](**arguments)
         except Exception as error:
-            kind = type(error).__name__
-            _answer(answers, "sticky" if getattr(error, "sticky", False) else kind, None, str(error)[:2000])
+            kind = "sticky" if getattr(error, "sticky", False) else type(error).__name__
+            _answer(answers, kind, None, _text(error))
             continue
         _answer(answers, None, value)
 
