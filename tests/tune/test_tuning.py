@@ -329,3 +329,22 @@ def test_measures_on_the_machines_of_a_tracker(store):
 def test_wrong_options_are_refused(store, options, text):
     with pytest.raises(TileError, match=text):
         run(Add(), {"n": 10}, target="llvm", out=store, **options)
+
+
+def test_workers_build_for_any_target(tmp_path):
+    """A GPU target travels as JSON: its host and limits are rebuilt in the worker."""
+    from tvm_tile.runtime.toolchain import find_nvcc
+    from tvm_tile.tune.session import target_text
+
+    if find_nvcc() is None:
+        pytest.skip("needs nvcc")
+    target = tvm_tile.target("sm_80")
+    assert target_text(tvm_tile.target("llvm")) == "llvm" and target_text(target).startswith("{")
+    spec = registry.get("gemm")
+    shape, config = spec.configured({"m": 64, "n": 64, "k": 64}, "float16", "sm_80")
+    task = {"spec": spec, "shape": shape, "dtype": "float16", "target": target_text(target), "machine": "sm_80"}
+    with Pool(1) as pool:
+        outcome = pool.submit("build", {**task, "config": config, "output": str(tmp_path / "k.so")}, 100).result()
+    assert outcome.error is None, outcome.message
+    assert outcome.value["resources"]["registers"] > 0 and outcome.value["features"]["lowered tensor"] > 0
+    assert (tmp_path / "k.so").stat().st_size > 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import json
 import shutil
 import tempfile
 import time
@@ -425,21 +426,10 @@ class Session:
             "spec": self.problem.spec,
             "shape": shape,
             "dtype": self.problem.dtype,
-            "target": self._target_text(),
+            "target": target_text(self.target),
             "machine": self.problem.target,
             "config": tunables,
         }
-
-    def _target_text(self) -> str:
-        """The target as workers rebuild it; a worker on the same machine finds the same CPU features."""
-        import json
-
-        if self.target.kind.name != "cuda":
-            from ..runtime.targets import host_target
-
-            if str(self.target) == str(host_target()):
-                return "llvm"
-        return json.dumps(_plain(dict(self.target.export())))
 
     def _measure(self, trial: Trial, *, seed: int | None = None, check: str = "if best", budget: float = 0.4) -> Future:
         shape, _ = self.problem.configured(trial.config)
@@ -571,6 +561,15 @@ class Session:
         )
         wrong.append(config)
         return None
+
+
+def target_text(target) -> str:
+    """A target as workers rebuild it; on the same machine they find the same CPU features."""
+    from ..runtime.targets import host_target
+
+    if target.kind.name != "cuda" and str(target) == str(host_target()):
+        return "llvm"
+    return json.dumps(_plain(dict(target.export())))
 
 
 def _kind(stage: str, error: str) -> str:

@@ -45,8 +45,9 @@ def _target(text: str):
     """The TVM target of a name or of a target's JSON form."""
     import json
 
-    import tvm_tile
     from tvm.target import Target
+
+    import tvm_tile
 
     return tvm_tile.target(Target(json.loads(text)) if text.startswith("{") else text)
 
