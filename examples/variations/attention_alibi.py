@@ -1,0 +1,117 @@
+"""Causal attention with ALiBi (Press et al., 2022): a key counts less the farther away it is, by a slope for each head.
+
+python examples/variations/attention_alibi.py
+"""
+
+import math
+
+import torch
+from variation import (
+    Variation,
+    attention_flops,
+    attention_inputs,
+    causal_mask,
+    main,
+    plain_attention,
+    softmax_attention,
+)
+
+import tvm_tile.language as T
+
+LOG2E = math.log2(math.e)
+
+
+def attention(batch, heads, seq, dim, block_M=128, block_N=128, num_stages=2, threads=256):
+    scale = dim**-0.5 * LOG2E  # the exponentials are in base 2
+
+    @T.prim_func
+    def attention_alibi(
+        Q: T.Tensor((batch, seq, heads, dim), "bfloat16"),
+        K: T.Tensor((batch, seq, heads, dim), "bfloat16"),
+        V: T.Tensor((batch, seq, heads, dim), "bfloat16"),
+        Slopes: T.Tensor((heads,), "float32"),
+        Out: T.Tensor((batch, seq, heads, dim), "bfloat16"),
+    ):
+        with T.Kernel(T.ceildiv(seq, block_M), heads, batch, threads=threads) as (bx, by, bz):
+            Q_shared = T.alloc_shared((block_M, dim), "bfloat16")
+            K_shared = T.alloc_shared((block_N, dim), "bfloat16")
+            V_shared = T.alloc_shared((block_N, dim), "bfloat16")
+            scores = T.alloc_fragment((block_M, block_N), "float32")
+            weights = T.alloc_fragment((block_M, block_N), "bfloat16")
+            out = T.alloc_fragment((block_M, dim), "float32")
+            row_max = T.alloc_fragment((block_M,), "float32")
+            old_max = T.alloc_fragment((block_M,), "float32")
+            rescale = T.alloc_fragment((block_M,), "float32")
+            row_sum = T.alloc_fragment((block_M,), "float32")
+            total = T.alloc_fragment((block_M,), "float32")
+
+            row0 = (T.ceildiv(seq, block_M) - 1 - bx) * block_M  # long rows first
+            T.copy(Q[bz, row0 : row0 + block_M, by, :], Q_shared)
+            T.clear(out)
+            T.clear(total)
+            T.fill(row_max, -T.infinity("float32"))  # each row sees key 0, which is in the first tile
+            slope = Slopes[by] * LOG2E
+            for k in T.Pipelined(T.ceildiv(T.min(row0 + block_M, seq), block_N), num_stages=num_stages):
+                T.copy(K[bz, k * block_N : (k + 1) * block_N, by, :], K_shared)
+                T.gemm(Q_shared, K_shared, scores, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
+                for i, j in T.Parallel(block_M, block_N):
+                    distance = T.cast(k * block_N + j - (row0 + i), "float32")
+                    scores[i, j] = scores[i, j] * scale + slope * distance
+                if (k + 1) * block_N > row0:
+                    for i, j in T.Parallel(block_M, block_N):
+                        scores[i, j] = T.if_then_else(k * block_N + j <= row0 + i, scores[i, j], -T.infinity("float32"))
+                T.copy(row_max, old_max)
+                T.reduce_max(scores, row_max, dim=1, clear=False)
+                for i in T.Parallel(block_M):
+                    rescale[i] = T.exp2(old_max[i] - row_max[i])
+                for i, j in T.Parallel(block_M, block_N):
+                    scores[i, j] = T.exp2(scores[i, j] - row_max[i])
+                T.reduce_sum(scores, row_sum, dim=1)
+                for i in T.Parallel(block_M):
+                    total[i] = total[i] * rescale[i] + row_sum[i]
+                T.copy(scores, weights)
+                for i, j in T.Parallel(block_M, dim):
+                    out[i, j] *= rescale[i]
+                T.copy(V[bz, k * block_N : (k + 1) * block_N, by, :], V_shared)
+                T.gemm(weights, V_shared, out, policy=T.GemmWarpPolicy.FullRow)
+            for i, j in T.Parallel(block_M, dim):
+                out[i, j] /= total[i]
+            T.copy(out, Out[bz, row0 : row0 + block_M, by, :])
+
+    return attention_alibi
+
+
+def inputs(shape, generator):
+    # the paper's slopes: a geometric sequence that ends at 2^-8
+    slopes = torch.tensor([2.0 ** (-8 * (head + 1) / shape["heads"]) for head in range(shape["heads"])])
+    return [*attention_inputs(shape, generator), slopes]
+
+
+def reference(shape, q, k, v, slopes):
+    seen = causal_mask(shape["seq"], q.device)
+    position = torch.arange(shape["seq"], device=q.device)
+    distance = position[None, :] - position[:, None]
+
+    def bias(scores, head):
+        return (scores + slopes[head] * distance).masked_fill(~seen, -math.inf)
+
+    return softmax_attention(q, k, v, bias)
+
+
+VARIATIONS = [
+    Variation(
+        name="causal attention with ALiBi",
+        kernel=attention,
+        inputs=inputs,
+        output=lambda s: (s["batch"], s["seq"], s["heads"], s["dim"]),
+        reference=reference,
+        flops=lambda s: attention_flops(s, True, s["dim"], s["dim"]),
+        plain=plain_attention(causal=True),
+        small={"batch": 1, "heads": 2, "seq": 200, "dim": 64},
+        large={"batch": 4, "heads": 32, "seq": 4096, "dim": 128},
+        tiles={"block_M": 64, "block_N": 64, "threads": 128},
+    )
+]
+
+if __name__ == "__main__":
+    raise SystemExit(main(*VARIATIONS))
