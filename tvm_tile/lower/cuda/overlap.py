@@ -95,20 +95,24 @@ def _on_chip(buffers: list[Var]) -> list[Var]:
 
 
 def defer_releases(loop: LoopNode, is_async) -> list[Node] | None:
-    """Deferral, or None where no product ends the body.
+    """Deferral, or None where the body's final product is looked at in every iteration.
 
     The slot of the final product goes back in the next iteration, behind that iteration's first product: the tensor cores
-    find the next product queued when the final one ends.
+    find the next product queued when the final one ends. Where other work touches the accumulator, ptxas gives up and
+    serialises all products of the kernel (C7514), so that such a loop is left alone.
     """
     body = loop.body
     tail = _tail(body, is_async)
     if tail is None or not isinstance(body[-1], ReleaseNode):
         return None
+    accumulator = [body[tail].op.c.buffer]
+    others = [n for i, n in enumerate(body) if i != tail and isinstance(n, OpNode)]
+    if any(_meet(accumulator, _touch(n)) for n in others):
+        return None
     releases = body[tail + 1 :]
-    first = next(i for i, n in enumerate(body) if isinstance(n, OpNode) and is_async(n))
     begun = loop.var > loop.start
     late = [ReleaseNode(r.ring, r.count - 1, 1, begun) for r in releases]
-    moved = [*body[: first + 1], *late, *body[first + 1 : tail + 1]]
+    moved = [*body[: tail + 1], *late]
     made = LoopNode(loop.var, loop.start, loop.extent, moved, loop.annotations, False, loop.location)
     end = {loop.var: loop.start + loop.extent - 1}
     final = [ReleaseNode(r.ring, r.count, 0, loop.extent > 0) for r in clone(releases, end)]
