@@ -15,6 +15,7 @@ from tvm.tirx.compilation_pipeline import PIPELINE_MAP, finalize_host_passes, re
 
 from ..errors import TileError
 from ..lower import is_tile_function, lower
+from ..lower.cpu.passes import FLAT_ATTR, lowered_passes
 from .signature_of import assumptions_of
 from .toolchain import PLAIN_KEY, TILE_KEY, install_callback
 
@@ -132,9 +133,12 @@ def _with_key(func: tirx.PrimFunc, key: str) -> tirx.PrimFunc:
     return func.with_attr("target", tvm.target.Target(config, host=host))
 
 
-def _lean_passes(cuda: bool) -> list:
-    """From lowered TIR to host and device functions; nothing that would undo the lowering's decisions."""
-    passes = [
+def _cuda_passes() -> list:
+    """From lowered TIR to host and device functions; nothing that would undo the lowering's decisions.
+
+    Loops stay as they are marked: ptxas unrolls them, and unrolling here would only cost compile time.
+    """
+    return [
         s_tir.transform.UnifyThreadBinding(),
         tirx.transform.StmtSimplify(),
         tirx.transform.LowerTIRxOpaque(),
@@ -142,11 +146,6 @@ def _lean_passes(cuda: bool) -> list:
         tirx.transform.BF16ComputeLegalize(),
         tirx.transform.NarrowDataType(32),
         tirx.transform.VectorizeLoop(True),
-    ]
-    if not cuda:
-        # LLVM does not unroll loops that TIR marks; ptxas does, and unrolling here only costs compile time.
-        passes.append(tirx.transform.UnrollLoop())
-    passes += [
         tirx.transform.StmtSimplify(),
         tirx.transform.FP8ComputeLegalize(),
         tirx.transform.VerifyMemory(),
@@ -156,7 +155,13 @@ def _lean_passes(cuda: bool) -> list:
         tirx.transform.FP8StorageLegalize(),
         tirx.transform.BF16StorageLegalize(),
     ]
-    return passes
+
+
+def _passes_for(func: tirx.PrimFunc) -> str:
+    """Which passes a lowered function goes through: ``"cuda"``, ``"flat"`` or ``"reference"`` (both on CPUs)."""
+    if _target_of(func).kind.name == "cuda":
+        return "cuda"
+    return "flat" if func.attrs is not None and FLAT_ATTR in func.attrs else "reference"
 
 
 def _target_of(func: tirx.PrimFunc):
@@ -201,11 +206,12 @@ def _pipeline_factory():
         functions = dict(rest)
         if tile:
             lowered = {gvar: _lower_tile(gvar, func) for gvar, func in tile.items()}
-            by_kind: dict[str, dict] = {}
+            by_passes: dict[str, dict] = {}
             for gvar, func in lowered.items():
-                by_kind.setdefault(_target_of(func).kind.name, {})[gvar] = func
-            for kind, group in by_kind.items():
-                part = tvm.ir.transform.Sequential(_lean_passes(kind == "cuda"))(tvm.IRModule(group, attrs=mod.attrs))
+                by_passes.setdefault(_passes_for(func), {})[gvar] = func
+            for which, group in by_passes.items():
+                passes = _cuda_passes() if which == "cuda" else lowered_passes(which == "flat")
+                part = tvm.ir.transform.Sequential(passes)(tvm.IRModule(group, attrs=mod.attrs))
                 functions.update(part.functions.items())
         if other:
             plain = {gvar: _with_key(func, PLAIN_KEY) for gvar, func in other.items()}

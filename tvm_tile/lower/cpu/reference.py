@@ -15,6 +15,7 @@ from ...ir.visit import rewrite, substitute
 from .builder import Builder, const_int, emit_opaque_zero, sequence, stores_narrow
 from .effects import emit_print
 from .expression import not_equal, op_name
+from .small_floats import legalise
 
 
 def lower_reference(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -33,8 +34,8 @@ def lower_reference(func: tirx.PrimFunc) -> tirx.PrimFunc:
     b = Builder()
     zero = emit_opaque_zero(b) if stores_narrow(func.body) else None
     b.emit(_Inline(zero).statement(func.body))
-    body = b.finish()
-    lowered = tirx.PrimFunc(func.params, _Wide(func).rewrite(body), func.ret_type, span=func.span)
+    body = legalise(list(func.params), _Wide(func).rewrite(b.finish()))
+    lowered = tirx.PrimFunc(func.params, body, func.ret_type, span=func.span)
     for key, value in (func.attrs or {}).items():
         if str(key) not in ("s_tir", "tirx.noalias"):
             lowered = lowered.with_attr(str(key), value)
