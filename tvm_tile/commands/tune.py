@@ -30,6 +30,10 @@ def add_parser(subparsers) -> None:
     parser.add_argument("--resume", action="store_true", help="go on with the trials of an earlier run")
     parser.add_argument("--restart", action="store_true", help="throw the trials of an earlier run away")
     parser.add_argument("--sweep", action="store_true", help="measure every legal configuration")
+    parser.add_argument(
+        "--values", nargs="*", default=[], action="extend", metavar="K=V:V",
+        help="the only values to try, e.g. block_M=64:128 panel=8; the untuned value stays",
+    )  # fmt: skip
     parser.add_argument("--timeout", type=float, default=20.0, help="seconds to measure one (default: 20)")
     parser.add_argument("--build-timeout", type=float, default=120.0, help="seconds to build one (default: 120)")
     parser.add_argument("--workers", type=int, help="building processes (default: all cores)")
@@ -98,8 +102,17 @@ def _one(arguments, spec, shape: dict, dtype: str, prefix: str):
         rpc_tracker=arguments.rpc_tracker,
         rpc_key=arguments.rpc_key,
         machine=arguments.machine,
+        values=_values(arguments.values),
         progress=progress,
     )
+
+
+def _values(pairs: list[str]) -> dict[str, list]:
+    """``["block_M=64:128"]`` -> ``{"block_M": [64, 128]}``."""
+    out = {}
+    for name, text in common.parse_assignments(pairs, "--values").items():
+        out[name] = [int(v) if v.lstrip("-").isdigit() else v for v in text.split(":")]
+    return out
 
 
 def _resume(arguments) -> bool | None:

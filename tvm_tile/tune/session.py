@@ -185,6 +185,7 @@ def run(
     rpc_tracker: str | None = None,
     rpc_key: str = "tvm_tile",
     machine: str | None = None,
+    values: Mapping[str, list] | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Tune with all options; see :func:`tune`.
@@ -207,6 +208,8 @@ def run(
         ``host:port`` of a TVM tracker, and the key of the machines to measure on.
     machine : str, optional
         Name of the machine in the store; by default that of the GPU or CPU here, with a tracker its key.
+    values : dict, optional
+        Decision -> the only values to try, for a smaller space; the untuned value stays.
     progress : Progress, optional
         Where to show what happens; nothing by default.
 
@@ -226,7 +229,7 @@ def run(
     spec = registry.get(op) if isinstance(op, str) else op
     where = resolve(target)
     problem = Problem.of(spec, shape, dtype, where)
-    space = Space(problem, machine_of(where))
+    space = Space(problem, machine_of(where), dict(values or {}))
     if not space.choices:
         raise TileError(f"{spec.name} has nothing to tune on {problem.target}")
     kind = where.kind.name

@@ -148,12 +148,15 @@ class Space:
         What is tuned.
     machine : GPU or CPU
         Whose limits decide what is legal.
+    values : dict
+        Decision -> the only values to try; the untuned one stays, and decisions left out keep the op's list.
     refused : dict
         Configuration's key -> reason, of those that the compiler refused.
     """
 
     problem: Problem
     machine: Any
+    values: Mapping[str, list] = field(default_factory=dict)
     refused: dict[tuple, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -164,18 +167,29 @@ class Space:
         """Decision -> values, the untuned one among them."""
         problem = self.problem
         found = problem.spec.choices(problem.shape, problem.dtype, problem.target)
+        for name, wanted in self.values.items():
+            if name not in found:
+                known = ", ".join(found)
+                raise TileError(f"{problem.spec.name} has no decision {name!r} here", advice=f"it has {known}")
+            for value in wanted:
+                if value not in found[name]:
+                    raise TileError(f"{name}={value!r} is not one of {found[name]}")
+            found[name] = [v for v in found[name] if v in wanted or v == self._untuned[name]]
         return {name: values for name, values in found.items() if values}
+
+    @cached_property
+    def _untuned(self) -> dict[str, Any]:
+        shape, tunables = self.problem.configured()
+        return {**{name: shape[name] for name in self.problem.spec.options}, **tunables}
 
     @cached_property
     def default(self) -> dict[str, Any]:
         """The untuned configuration."""
-        shape, tunables = self.problem.configured()
-        known = {**{name: shape[name] for name in self.problem.spec.options}, **tunables}
         out = {}
         for name, values in self.choices.items():
-            if known.get(name) not in values:
+            if self._untuned.get(name) not in values:
                 raise TileError(f"{self.problem.spec.name}: the untuned value of {name} is not one of its choices")
-            out[name] = known[name]
+            out[name] = self._untuned[name]
         return out
 
     @property
