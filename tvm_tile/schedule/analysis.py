@@ -231,6 +231,21 @@ class KernelView:
         return found
 
     @cached_property
+    def uniform_reads(self) -> list[Var]:
+        """Buffers that uniform statements, conditions and loop bounds read, beside the tile operations."""
+        scopes = {id(scope): scope for site in [*self.sites, *self.raw] for scope in site.path}
+        parts = [raw.stmt for raw in self.raw]
+        for scope in scopes.values():
+            if scope.kind == "loop":
+                parts += [scope.node.min, scope.node.extent]
+            elif scope.kind in ("if", "while"):
+                parts.append(scope.node.condition)
+        found: list[Var] = []
+        for part in parts:
+            walk(part, (TensorLoad, lambda load: found.append(load.source)))
+        return [self.base(b) for b in found if is_buffer_var(b)]
+
+    @cached_property
     def bound(self) -> dict[Var, tuple[object, RawSite]]:
         """Variables bound by uniform statements: their values and where."""
         return {r.stmt.var: (r.stmt.value, r) for r in self.raw if isinstance(r.stmt, tirx.Bind)}

@@ -142,6 +142,8 @@ def _why_not(kernel: KernelView, path, scope: Scope, inside: list[Site], site: S
         return "it stands in an inner loop"
     if kernel.views(kernel.base(buffer)):
         return f"{buffer.name} is viewed under another shape"
+    if any(buffer.same_as(b) for b in kernel.uniform_reads):
+        return f"a uniform statement or condition reads {buffer.name}"
     reason = _why_not_whole(inside, site)
     if reason:
         return reason

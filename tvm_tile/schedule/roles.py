@@ -10,6 +10,7 @@ from __future__ import annotations
 from ..ir.ops import CopyOp, GemmOp
 from .analysis import GLOBAL, SHARED, KernelView, Site
 from .decisions import encode, read_instruction, read_partition, read_pipeline, read_shared
+from .producers import why_not_ahead, why_not_ring
 from .rule import Decision, NotApplicable, Rule, TileSchedule
 from .tma import why_not_tma
 
@@ -18,6 +19,9 @@ __all__ = ["roles"]
 #: Registers a thread of (producer, consumer) by number of consumer warpgroups. A CTA starts with 65536 / threads registers
 #: a thread, in units of 8; what the producer gives up its consumers get. One consumer warpgroup has 255 anyway.
 REGISTERS = {1: None, 2: (24, 240), 3: (32, 160)}
+#: Registers that ptxas needs beside an instruction's accumulator; it counts what a thread is launched with, before
+#: registers change hands (ptxas 13.0: 154 for an accumulator of 128).
+INSTRUCTION_REGISTERS = 26
 
 
 def _apply(sch: TileSchedule, hw):
@@ -36,11 +40,16 @@ def _decide(sch: TileSchedule, kernel: KernelView, hw):
     layouts = read_shared(kernel.info.block)
     rings: list[dict] = []
     taken: set[str] = set()
-    for plan, group in _pipelined(kernel):
+    tiles: list = []
+    for loop, plan, group in _pipelined(kernel):
         for copy in group:
             why = why_not_tma(copy.op, layouts[copy.op.dst.buffer.name])
             if why:
                 return NotApplicable(f"not specialised: {copy.name} cannot be a TMA load: {why}", kernel.name, "roles")
+            why = why_not_ahead(kernel, copy) or why_not_ring(kernel, loop, copy, tiles)
+            if why:
+                return NotApplicable(f"not specialised: {copy.name}: {why}", kernel.name, "roles")
+            tiles.append(copy.op.dst.buffer)
         taken |= {c.name for c in group}
         name = f"ring_{group[0].op.dst.buffer.name}"
         rings.append({"name": name, "copies": [c.name for c in group], "slots": int(plan["stages"])})
@@ -65,6 +74,14 @@ def _why_not(kernel: KernelView, hw) -> str | None:
     gemms = [s for s in kernel.sites if isinstance(s.op, GemmOp)]
     if not any((i := read_instruction(s.op.annotations)) is not None and i.family == "wgmma" for s in gemms):
         return "no product uses wgmma"
+    launched = hw.registers_per_block // (kernel.threads + 128) // 8 * 8
+    for site in gemms:
+        part = read_partition(site.op.annotations)
+        if part is not None and part.instruction_n // 2 + INSTRUCTION_REGISTERS > launched:
+            return (
+                f"an instruction of {site.name} accumulates {part.instruction_n // 2} registers, and "
+                f"{kernel.threads + 128} threads are launched with {launched} each"
+            )
     plans = [read_pipeline(scope.annotations) for _, scope in kernel.loops]
     plans = [p for p in plans if p]
     if not any(p.get("producers") for p in plans):
@@ -83,7 +100,7 @@ def _independent(kernel: KernelView) -> bool:
 
 
 def _pipelined(kernel: KernelView):
-    """(plan, copies) of every group of producers that are first needed by the same operation."""
+    """(loop, plan, copies) of every group of producers that are first needed by the same operation."""
     for _, scope in kernel.loops:
         plan = read_pipeline(scope.annotations)
         if not plan or not plan.get("producers"):
@@ -96,12 +113,12 @@ def _pipelined(kernel: KernelView):
                 continue
             first = _first_use(kernel, site)
             if group and (first is not need or site.path != group[-1].path or _between(kernel, group[-1], site)):
-                yield plan, group
+                yield scope, plan, group
                 group = []
             group.append(site)
             need = first
         if group:
-            yield plan, group
+            yield scope, plan, group
 
 
 def _between(kernel: KernelView, left: Site, right: Site) -> bool:
@@ -127,7 +144,10 @@ def _once(kernel: KernelView, taken: set[str]):
         writers = [s for s, a in kernel.uses(buffer) if a.write]
         readers = [s for s, a in kernel.uses(buffer) if not a.write]
         source_written = any(site.op.src.buffer.same_as(b) for b in kernel.written_globals)
-        if len(writers) == 1 and readers and all(r.position > site.position for r in readers) and not source_written:
+        seen = any(buffer.same_as(b) for b in kernel.uniform_reads)
+        if source_written or seen or why_not_ahead(kernel, site):
+            continue
+        if len(writers) == 1 and readers and all(r.position > site.position for r in readers):
             yield site
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tvm import tirx
 from tvm.ir import TensorLoad, Var
 from tvm.script import tirx as T
 from tvm.tirx import BufferStore
@@ -17,7 +18,7 @@ from ...ir.visit import walk
 from ...schedule.decisions import read_rows
 from .build import const, evaluate, seq
 from .pipeline import touched_buffers
-from .program import CondNode, LoopNode, MicroNode, Node, OpNode, Version, WhileNode, clone, walk_nodes
+from .program import CondNode, LoopNode, MicroNode, Node, OpNode, RawNode, Version, WhileNode, clone, walk_nodes
 from .rings import Ring, Rings, count_of, slot_of
 from .tma import TensorMaps, tile_bytes
 
@@ -66,7 +67,47 @@ def producer_tree(nodes: list[Node], rings: Rings, maps: TensorMaps) -> list[Nod
         Makes the loads.
     """
     kept = clone(nodes, {}, lambda n: rings.of_copy(n.op.name) is not None)
+    kept = _without_unused(kept, _needed(kept))
     return rings.start_counters("producer") + _produce(kept, rings, maps, None)
+
+
+def _needed(nodes: list[Node]) -> set[Var]:
+    """Variables that loads, conditions and bounds of a tree need, through others too."""
+    found: list[Var] = []
+    values: dict[Var, object] = {}
+    for node in walk_nodes(nodes):
+        if isinstance(node, OpNode):
+            parts = [node.op.realize]
+        elif isinstance(node, RawNode):
+            values[node.stmt.var] = node.stmt.value
+            parts = []
+        else:
+            parts = [getattr(node, name) for name in ("condition", "start", "extent") if hasattr(node, name)]
+        for part in parts:
+            walk(tirx.convert(part) if isinstance(part, int) else part, (Var, found.append))
+    needed: set[Var] = set()
+    while found:
+        var = found.pop()
+        if var not in needed:
+            needed.add(var)
+            if var in values:
+                walk(values[var], (Var, found.append))
+    return needed
+
+
+def _without_unused(nodes: list[Node], needed: set[Var]) -> list[Node]:
+    """The tree without bound values that nothing needs: they may be results of the other warps, or side effects."""
+    out: list[Node] = []
+    for node in nodes:
+        if isinstance(node, RawNode) and node.stmt.var not in needed:
+            continue
+        if isinstance(node, CondNode):
+            then, orelse = _without_unused(node.then, needed), _without_unused(node.orelse, needed)
+            node = CondNode(node.condition, then, orelse)
+        elif hasattr(node, "body"):
+            node.body = _without_unused(node.body, needed)
+        out.append(node)
+    return out
 
 
 def _produce(nodes: list[Node], rings: Rings, maps: TensorMaps, loop: LoopNode | None) -> list[Node]:
