@@ -73,6 +73,7 @@ def gemm(
     trans_a: bool = False,
     trans_b: bool = True,
     bias: bool = False,
+    scaled: bool = False,
     split_k: int = 1,
     precision: str = "ieee",
     block_M: int | None = None,
@@ -84,12 +85,12 @@ def gemm(
     panel: int = 8,
     target=None,
 ) -> tirx.PrimFunc:
-    """``C[m, n] = op(A) op(B) + bias``.
+    """``C[m, n] = scale op(A) op(B) + bias``.
 
-    The function's parameters are ``A, B, [bias (n,)], [partial (split_k, m, n)], C``. A is ``(m, k)``, or ``(k, m)``
-    with ``trans_a``; B is ``(n, k)`` with ``trans_b``, else ``(k, n)``. With ``split_k > 1`` each slice of K is summed
-    into ``partial``, a workspace that the caller allocates in ``accum_dtype``, and a second kernel adds the slices in a
-    fixed order.
+    The function's parameters are ``A, B, [scale_a (1,), scale_b (1,)], [bias (n,)], [partial (split_k, m, n)], C``. A
+    is ``(m, k)``, or ``(k, m)`` with ``trans_a``; B is ``(n, k)`` with ``trans_b``, else ``(k, n)``. With
+    ``split_k > 1`` each slice of K is summed into ``partial``, a workspace that the caller allocates in
+    ``accum_dtype``, and a second kernel adds the slices in a fixed order.
 
     Parameters
     ----------
@@ -103,6 +104,8 @@ def gemm(
         Whether A is stored ``(k, m)`` and B ``(n, k)``.
     bias : bool
         Add a row vector of ``out_dtype``.
+    scaled : bool
+        Multiply by two float32 factors, those of float8 tensors (any float dtype may have them).
     split_k : int
         Slices of K that run in parallel.
     precision : str
@@ -127,6 +130,8 @@ def gemm(
         raise TileTypeError(
             f"gemm: out_dtype={out!r} does not fit dtype={dtype!r}", advice="int8 sums are int32, others floats"
         )
+    if scaled and integer:
+        raise TileTypeError("gemm: scaled=True does not fit dtype='int8'", advice="int32 sums have no scale")
     m, n, k = dimension("gemm", "m", m), dimension("gemm", "n", n), dimension("gemm", "k", k)
     tiles = default_tiles(m, n, k, dtype, "sm_80" if target is None else target_class(target))
     tiles = pick(tiles, block_M=block_M, block_N=block_N, block_K=block_K, num_stages=num_stages, threads=threads)
@@ -147,6 +152,8 @@ def gemm(
     def gemm(
         A: T.Tensor(A_shape, dtype),
         B: T.Tensor(B_shape, dtype),
+        Scale_A: T.Tensor((1,), "float32"),
+        Scale_B: T.Tensor((1,), "float32"),
         Bias: T.Tensor((n,), out),
         Partial: T.Tensor((split_k, m, n), accum),
         C: T.Tensor((m, n), out),
@@ -175,6 +182,9 @@ def gemm(
             if split_k > 1:
                 T.copy(C_local, Partial[bz, by * block_M, bx * block_N])
             else:
+                if scaled:
+                    for i, j in T.Parallel(block_M, block_N):
+                        C_local[i, j] *= T.cast(Scale_A[0] * Scale_B[0], accum)
                 if bias:
                     for i, j in T.Parallel(block_M, block_N):
                         C_local[i, j] += T.cast(Bias[bx * block_N + j], accum)
@@ -188,9 +198,12 @@ def gemm(
                 for s in T.serial(split_k):
                     for i, j in T.Parallel(rows, block_N):
                         total[i, j] += Partial[s, by * rows + i, bx * block_N + j]
+                if scaled:
+                    for i, j in T.Parallel(rows, block_N):
+                        total[i, j] *= T.cast(Scale_A[0] * Scale_B[0], accum)
                 if bias:
                     for i, j in T.Parallel(rows, block_N):
                         total[i, j] += T.cast(Bias[bx * block_N + j], accum)
                 T.copy(total, C[by * rows, bx * block_N])
 
-    return finish(gemm, optional=("Bias", "Partial"))
+    return finish(gemm, optional=("Scale_A", "Scale_B", "Bias", "Partial"))

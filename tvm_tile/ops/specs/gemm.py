@@ -26,6 +26,7 @@ class Gemm(OpSpec):
         "trans_a": (bool, False, "A is stored (k, m)"),
         "trans_b": (bool, True, "B is stored (n, k)"),
         "bias": (bool, False, "add a row vector"),
+        "scaled": (bool, False, "multiply by a factor of A and one of B"),
         "split_k": (int, 1, "slices of K that run in parallel; 0 leaves it to the tuner (1 untuned)"),
     }
     dtypes = ["float16", "bfloat16", "float32", "int8", "float8_e4m3fn", "float8_e5m2"]
@@ -91,13 +92,17 @@ class Gemm(OpSpec):
         return gemm(**shape, dtype=dtype, target=target, **tunables)
 
     def arguments(self, shape, dtype, generator):
-        """A, B, [bias], [partial], C."""
+        """A, B, [scale_a, scale_b], [bias], [partial], C."""
         m, n, k = shape["m"], shape["n"], shape["k"]
         out, accum = self._out(dtype), "int32" if dtype == "int8" else "float32"
         tensors = [
             random_tensor((k, m) if shape["trans_a"] else (m, k), dtype, generator),
             random_tensor((n, k) if shape["trans_b"] else (k, n), dtype, generator),
         ]
+        if shape["scaled"]:
+            # factors that are no powers of two, and leave the result's size as it is
+            tensors += [abs(random_tensor((1,), "float32", generator)) + 0.1 for _ in range(2)]
+            tensors[-1] /= tensors[-2] * tensors[-1] * 1.1
         if shape["bias"]:
             tensors.append(random_tensor((n,), out, generator))
         if shape["split_k"] > 1:
@@ -123,7 +128,14 @@ class Gemm(OpSpec):
             return [((out.to(torch.int64) + 2**31) % 2**32 - 2**31).to(torch.int32)]
         wide = torch.float64 if dtype == "float32" else torch.float32
         out = a.to(wide) @ b.to(wide)
-        return [out + tensors[2].to(wide) if shape["bias"] else out]
+        if shape["scaled"]:
+            out = out * (tensors[2] * tensors[3]).to(wide)
+        return [out + tensors[self._bias(shape)].to(wide) if shape["bias"] else out]
+
+    @staticmethod
+    def _bias(shape) -> int:
+        """Position of the row vector among the arguments."""
+        return 4 if shape["scaled"] else 2
 
     def tolerance(self, shape, dtype):
         """Half a unit in the last place of the output, and the error of the sum.
@@ -167,14 +179,17 @@ class Gemm(OpSpec):
         a = a.T if shape["trans_a"] else a
         b = b.T if shape["trans_b"] else b
         out = torch.empty_like(tensors[-1])
-        bias = tensors[2] if shape["bias"] else None
+        bias = tensors[self._bias(shape)] if shape["bias"] else None
         if dtype == "int8":
             return lambda: torch._int_mm(a, b)
         if dtype.startswith("float8"):
             if not a.is_cuda:
                 raise TileError(f"torch has no product of {dtype} on a CPU")
             one = torch.ones((), device=a.device)
-            return lambda: torch._scaled_mm(a, b, one, one, out_dtype=torch.bfloat16)
+            scales = [t[0] for t in tensors[2:4]] if shape["scaled"] else [one, one]
+            return lambda: torch._scaled_mm(a, b, *scales, bias=bias, out_dtype=torch.bfloat16)
+        if shape["scaled"]:
+            raise TileError(f"torch has no scaled product of {dtype}")
         if bias is not None:
             return lambda: torch.addmm(bias, a, b, out=out)
         return lambda: torch.mm(a, b, out=out)
