@@ -10,7 +10,7 @@ from tvm.tirx.stmt import DeclBuffer
 
 from ...errors import InternalError, SourceLocation, TileTargetError
 from ...ir.kernels import KernelInfo
-from ...ir.ops import CopyOp, GemmOp, SyncOp
+from ...ir.ops import GemmOp, SyncOp
 from ...schedule.decisions import (
     read_deferred,
     read_instruction,
@@ -138,8 +138,7 @@ class _Lowering:
         self.storage = storage
         self.rings = make_rings(storage, self.nodes, self.roles["rings"])
         storage.maps = maps = TensorMaps(storage)
-        # in a loop, too, the boxes of a store are written again
-        storage.persistent = bool(ctas) or _stores_in_loops(self.nodes)
+        storage.persistent = bool(ctas)
         producer = producer_tree(self.nodes, self.rings, maps)
         work = consumer_tree(clone(self.nodes, {}), self.rings)
         if self.roles.get("overlap", True):
@@ -247,9 +246,7 @@ class _Lowering:
             elif isinstance(node, CondNode):
                 out.append(CondNode(node.condition, self._steps(node.then), self._steps(node.orelse)))
             elif hasattr(node, "body"):
-                self.storage.loops += isinstance(node, LoopNode | WhileNode)
                 node.body = self._steps(node.body)
-                self.storage.loops -= isinstance(node, LoopNode | WhileNode)
                 out.append(node)
             else:
                 out.append(node)
@@ -335,12 +332,6 @@ def _deferred(nodes: list[Node]):
             yield node, total
         elif isinstance(node, CondNode):
             yield from _deferred([*node.then, *node.orelse])
-
-
-def _stores_in_loops(nodes: list[Node]) -> bool:
-    """Whether some tile goes to a tensor in every iteration of a loop."""
-    inside = (n for loop in walk_nodes(nodes) if isinstance(loop, LoopNode | WhileNode) for n in walk_nodes(loop.body))
-    return any(isinstance(n, OpNode) and isinstance(n.op, CopyOp) and n.op.dst.scope == "global" for n in inside)
 
 
 def _written_globals(nodes: list[Node]) -> list[Var]:
