@@ -246,7 +246,9 @@ class _Lowering:
             elif isinstance(node, CondNode):
                 out.append(CondNode(node.condition, self._steps(node.then), self._steps(node.orelse)))
             elif hasattr(node, "body"):
+                self.storage.loops += isinstance(node, LoopNode | WhileNode)
                 node.body = self._steps(node.body)
+                self.storage.loops -= isinstance(node, LoopNode | WhileNode)
                 out.append(node)
             else:
                 out.append(node)

@@ -102,6 +102,8 @@ class Storage:
         Whether CTAs visit several tiles.
     stores_by_tma : bool
         Whether some copy stores through the copy engine.
+    loops : int
+        Loops around the operation that is being lowered.
     """
 
     threads: int
@@ -112,6 +114,7 @@ class Storage:
     maps: object = None
     persistent: bool = False
     stores_by_tma: bool = False
+    loops: int = 0
     fragments: dict[Var, FragmentStorage] = field(default_factory=dict)
     tiles: dict[Var, SharedTile] = field(default_factory=dict)
     locals: dict[Var, Var] = field(default_factory=dict)

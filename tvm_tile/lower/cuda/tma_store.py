@@ -72,6 +72,7 @@ class _Store:
     def __init__(self, storage: Storage, node: OpNode, columns: int, boxes: tuple[int, ...], slots: int, hw) -> None:
         self.storage, self.node, self.op, self.hw = storage, node, node.op, hw
         self.columns, self.boxes, self.slots = columns, boxes, slots
+        self.again = storage.persistent or storage.loops > 0  # the slots are full when the step comes round
         self.held = storage.fragments[self.op.src.buffer]
         self.groups = self.held.layout.used_threads // WARPGROUP
         self.source, self.target = self.op.src.dtype, self.op.dst.dtype
@@ -87,13 +88,13 @@ class _Store:
     def emit(self):
         """Boxes one after another; all at once where each has a slot of its own."""
         if self.slots == len(self.boxes):
-            parts = [self._wait(0)] if self.storage.persistent else []
+            parts = [self._wait(0)] if self.again else []
             parts += [self._write(n) for n in range(len(self.boxes))]
             parts += [self._publish(), self._store(range(len(self.boxes)))]
         else:
             parts = []
             for n in range(len(self.boxes)):
-                if n >= self.slots or self.storage.persistent:
+                if n >= self.slots or self.again:
                     parts.append(self._wait(self.slots - 1))
                 parts += [self._write(n), self._publish(), self._store([n])]
         body = seq(parts)
