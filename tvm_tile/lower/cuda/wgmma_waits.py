@@ -58,13 +58,8 @@ def _run(nodes: list[Node], flight: list[_Group]) -> tuple[list[Node], list[_Gro
         if isinstance(node, LoopNode | WhileNode):
             if flight:
                 out.append(WgmmaWaitNode(0))
-            # steady state: what the body leaves in flight is what the next iteration finds
-            _, after = _run(node.body, [])
-            _, after = _run(node.body, [g.older() for g in after])
-            body, last = _run(node.body, [g.older() for g in after])
-            node.body = body
+            node.body, flight = _steady(node.body)
             out.append(node)
-            flight = last
         elif isinstance(node, CondNode):
             then, left = _run(node.then, list(flight))
             orelse, right = _run(node.orelse, list(flight))
@@ -86,6 +81,33 @@ def _run(nodes: list[Node], flight: list[_Group]) -> tuple[list[Node], list[_Gro
                 shared = tuple(a.buffer for a in node.reads)
                 flight = [*flight, _Group(node.wgmma.accumulator, node.wgmma.a_fragment, shared)]
     return out, flight
+
+
+def _steady(body: list[Node]) -> tuple[list[Node], list[_Group]]:
+    """A loop's body with waits for what any iteration finds in flight, and what the last one leaves.
+
+    An iteration may find fewer groups than its waits were made for (the first one finds none): ``wait N`` completes all
+    but the newest N, whatever their number.
+    """
+    entry: list[_Group] = []
+    for _ in range(4):
+        made, last = _run(body, entry)
+        again = [g.older() for g in last]
+        found, expected = [_key(g) for g in again], [_key(g) for g in entry]
+        fewer = found == expected[len(expected) - len(found) :] if len(found) <= len(expected) else False
+        # nothing ever waits for some groups: one more of each kind in flight changes nothing
+        alike = expected and set(found) == set(expected) and found[len(found) - len(expected) :] == expected
+        if fewer or alike:
+            return made, last
+        entry = again
+    made, last = _run(body, [])
+    return ([*made, WgmmaWaitNode(0)] if last else made), []
+
+
+def _key(group: _Group) -> tuple:
+    """What decides whether something has to wait for a group."""
+    fragment = None if group.a_fragment is None else group.a_fragment.name
+    return group.accumulator.name, fragment, tuple(b.name for b in group.shared), min(group.age, 2)
 
 
 def _needed(node: Node, flight: list[_Group]) -> int:
