@@ -372,7 +372,7 @@ def test_large_and_symbolic_iteration_spaces_stay_fast():
     import time
 
     n = T.dynamic("n")
-    start = time.perf_counter()
+    start = time.process_time()  # of this process: other work on the machine does not count
 
     @T.prim_func
     def kernel(A: T.Tensor((n, 512, 512), "float32")):
@@ -380,7 +380,7 @@ def test_large_and_symbolic_iteration_spaces_stay_fast():
             for i, j, k in T.Parallel(n, 512, 512):
                 A[i, j, k ^ 1] = A[i, j, k ^ 1] + 1.0
 
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
 
 
 def test_operations_of_a_real_kernel_run():
@@ -388,3 +388,28 @@ def test_operations_of_a_real_kernel_run():
     a, b = rand(np.random.default_rng(0), (16, 20)), out((16, 20))
     run(func, a, b)
     np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("steps", [11, 12, 13])
+def test_pipelined_bounds_with_quotients_round_trip(steps):
+    """TVM's simplifier needs several rounds for the extent; one round printed and parsed to another one."""
+
+    @T.prim_func
+    def split(A: T.Tensor((steps * 16,), "float32"), O: T.Tensor((3, 16), "float32")):
+        with T.Kernel(3, threads=32) as bz:
+            tile = T.alloc_shared((16,), "float32")
+            total = T.alloc_fragment((16,), "float32")
+            T.clear(total)
+            for k in T.Pipelined(range(bz * steps // 3, (bz + 1) * steps // 3), 3):
+                T.copy(A[k * 16 : k * 16 + 16], tile)
+                for i in T.Parallel(16):
+                    total[i] += tile[i]
+            T.copy(total, O[bz, :])
+
+    check_round_trip(split)
+    a, o = rand(np.random.default_rng(0), steps * 16), out((3, 16))
+    run(split, a, o)
+    cuts = [part * steps // 3 for part in range(4)]
+    for part in range(3):
+        want = a.reshape(steps, 16)[cuts[part] : cuts[part + 1]].sum(axis=0)
+        np.testing.assert_allclose(o[part], want, rtol=1e-5, atol=1e-5)

@@ -172,6 +172,27 @@ def test_mistake_inside_a_module_is_a_tile_error():
                     T.cpoy(A, A)
 
 
+def test_wrong_keyword_of_a_relax_operator_is_not_blamed_on_the_tile_language():
+    with pytest.raises(Exception, match=r"call_tir\(\) got an unexpected keyword argument 'out_sinf'") as info:
+
+        @I.ir_module
+        class Module:
+            @T.prim_func
+            def add(A: T.Tensor((16,), "float32"), C: T.Tensor((16,), "float32")):
+                with T.Kernel(2, threads=32) as bx:
+                    for i in T.Parallel(8):
+                        C[bx * 8 + i] = A[bx * 8 + i]
+
+            @R.function
+            def main(x: R.Tensor((16,), "float32")) -> R.Tensor((16,), "float32"):
+                with R.dataflow():
+                    z = R.call_tir(Module.add, (x,), out_sinf=R.Tensor((16,), "float32"))
+                    R.output(z)
+                return z
+
+    assert "T.call_tir" not in str(info.value)
+
+
 # ---------------------------------------------------------------------------------------------------- macros
 
 

@@ -383,3 +383,17 @@ def test_scalars_of_every_kind():
     a = out(4)
     run(kernel, a, 3, 2**33, 0.5, True)
     assert a.tolist() == [3, 2**32, 0.5, 1]
+
+
+def test_infinity_of_float8_is_refused():
+    """What is stored as float8 saturates, so that an infinity would silently become the largest value."""
+    for dtype in ("float8_e4m3fn", "float8_e5m2"):
+        with pytest.raises(tvm_tile.TileTypeError, match=f"{dtype} has no infinity"):
+            T.infinity(dtype)
+    with pytest.raises(tvm_tile.TileTypeError, match="float8_e5m2 has no infinity"):
+
+        @T.prim_func
+        def kernel(A: T.Tensor((50,), "float8_e5m2"), B: T.Tensor((64,), "float8_e5m2")):
+            with T.Kernel(1, threads=32) as bx:
+                T.annotate_safe_value({A: float("-inf")})
+                T.copy(A[0], B)

@@ -4,6 +4,9 @@ import pytest
 import tvm
 
 import tvm_tile
+from tvm_tile import T
+from tvm_tile.layout import SharedLayout
+from tvm_tile.lower import lower
 from tvm_tile.runtime import targets
 
 from . import kernels
@@ -22,6 +25,52 @@ def test_a_tvm_target_gets_the_real_limit():
     assert int(made.attrs["max_shared_memory_per_block"]) == 232448 and str(made.attrs["arch"]) == "sm_90a"
     llvm = tvm.target.Target({"kind": "llvm", "mcpu": "skylake"})
     assert tvm_tile.target(llvm).same_as(llvm)
+
+
+def test_a_declared_limit_below_the_architectures_is_kept():
+    """A kernel of 144 KB was compiled for a GPU of 99 KB and failed at its launch."""
+
+    @T.prim_func
+    def copy(A: T.Tensor((9, 128, 128), "float32"), B: T.Tensor((9, 128, 128), "float32")):
+        with T.Kernel(3, threads=128) as bx:
+            tiles = T.alloc_shared((3, 96, 128), "float32")
+            T.copy(A[bx * 3 : bx * 3 + 3, 0:96, :], tiles)
+            T.copy(tiles, B[bx * 3 : bx * 3 + 3, 0:96, :])
+
+    given = {"kind": "cuda", "arch": "sm_80", "max_shared_memory_per_block": 101376}
+    where = tvm_tile.target(tvm.target.Target(given, host="llvm"))
+    assert int(where.attrs["max_shared_memory_per_block"]) == 101376
+    with pytest.raises(tvm_tile.TileResourceError, match="has 101376"):
+        lower(copy, where)
+    lower(copy, tvm_tile.target("sm_80"))
+
+
+def test_cpus_behind_a_hypervisor_are_named_by_their_features():
+    amx = {"amx-bf16", "amx-int8", "amx-tile", "avx512fp16", "avx512f"}
+    assert targets.cpu_name("rocketlake", amx) == "sapphirerapids"
+    assert targets.cpu_name("rocketlake", amx | {"amx-fp16"}) == "graniterapids"
+    assert targets.cpu_name("rocketlake", {"avx512f"}) == "rocketlake"
+    assert targets.cpu_name("sapphirerapids", amx) == "sapphirerapids"
+    assert targets.cpu_name("znver5", {"avx512f"}) == "znver5"
+
+
+@pytest.mark.parametrize("lowering", ["optimised", "reference"])
+def test_layouts_that_no_instruction_reads_are_refused_on_cpus_too(lowering):
+    @T.prim_func
+    def product(A: T.Tensor((64, 64), "float16"), B: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=128) as bx:
+            a = T.alloc_shared((64, 64), "float16")
+            b = T.alloc_shared((64, 64), "float16")
+            c = T.alloc_fragment((64, 64), "float32")
+            T.annotate_layout({a: SharedLayout.padded((64, 64), 16, 1)})
+            T.copy(A, a)
+            T.copy(B, b)
+            T.gemm(a, b, c, clear_accum=True)
+            T.copy(c, C)
+
+    for where in ("llvm", "sm_80") if lowering == "optimised" else ("llvm",):
+        with pytest.raises(tvm_tile.TileShapeError, match="layout"):
+            lower(product, tvm_tile.target(where), lowering)
 
 
 def on_gpu(monkeypatch, facts):

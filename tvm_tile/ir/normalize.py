@@ -7,6 +7,7 @@ more spatial axis instead. The tile's own axes always come first, as many as ``t
 from __future__ import annotations
 
 import tvm
+import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import Range, TensorLoad, TensorRegion, Var
 from tvm.s_tir import SBlock, SBlockRealize
@@ -16,6 +17,9 @@ from ..errors import InternalError
 from .visit import rewrite, substitute, walk
 
 __all__ = ["finish"]
+
+#: TVM's simplifier needs several rounds for some quotients; it does not cycle on any that was seen.
+_SIMPLIFY_ROUNDS = 8
 
 
 def finish(func: tirx.PrimFunc, *, check_well_formed: bool = True) -> tirx.PrimFunc:
@@ -36,7 +40,7 @@ def finish(func: tirx.PrimFunc, *, check_well_formed: bool = True) -> tirx.PrimF
     from .bounds import guard_accesses
     from .verify import verify
 
-    func = guard_accesses(_drop_unused_values(func))
+    func = guard_accesses(_settle_extents(_drop_unused_values(func)))
     func = _set_kernel_regions(_hoist_buffers(_bind_outer_loops(func)))
     verify(func)
     if check_well_formed:
@@ -65,6 +69,34 @@ def _rebuild(block: SBlock, **changes) -> SBlock:
     }
     fields.update(changes)
     return SBlock(**fields)
+
+
+def _settle_extents(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Loop extents in the form that printing (as ``start, stop``) and parsing them gives again."""
+
+    def on_for(loop, mutator):
+        loop = mutator.default_mutate(loop)
+        if isinstance(loop.extent, tirx.IntImm):
+            return loop
+        extent, analyzer = loop.extent, tvm.sym.Analyzer()
+        for _ in range(_SIMPLIFY_ROUNDS):
+            again = analyzer.simplify(loop.min + extent - loop.min)
+            if tvm_ffi.structural_equal(again, extent):
+                break
+            extent = again
+        return For(
+            loop.loop_var,
+            loop.min,
+            extent,
+            loop.kind,
+            loop.body,
+            loop.thread_binding,
+            loop.annotations,
+            loop.step,
+            loop.span,
+        )
+
+    return rewrite(func, [(For, on_for)])
 
 
 def _drop_unused_values(func: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -247,7 +247,8 @@ def _translate(parser, err, where: SourceLocation | None) -> TileError | Interna
     if isinstance(err, TypeError) and re.search(
         r"unexpected keyword argument|missing .*required|positional argument|multiple values", text
     ):
-        return TileSyntaxError(_callable_text(text), where, _keyword_advice(text))
+        prefix = _called_as(text, where)
+        return TileSyntaxError(_callable_text(text, prefix), where, _keyword_advice(text, prefix))
     lines = [
         line for line in text.splitlines() if line.strip() and not line.startswith(("note:", "Traceback", "  File"))
     ]
@@ -277,14 +278,28 @@ def _undefined(parser, name: str, where):
     return f"name {name!r} is not defined", where, f"did you mean {near[0]!r}?" if near else "define it before"
 
 
-def _callable_text(text: str) -> str:
-    text = re.sub(r"^(\w+)\.?__init__\(\)|^(\w+)\(\)", lambda m: f"T.{(m.group(1) or m.group(2)).strip('_')}()", text)
+def _called_as(text: str, where: SourceLocation | None) -> str:
+    """The prefix (``"T."``, ``"R."``) under which the source calls the function that an error's text names."""
+    name = re.match(r"(\w+?)_?(?:\.__init__)?\(\)", text)
+    line = where.source_line() if where is not None else None
+    call = re.search(rf"\b(?:(\w+)\.)?{name.group(1)}_?\s*\(", line) if name and line else None
+    if call is None:
+        return "T."
+    return f"{call.group(1)}." if call.group(1) else ""
+
+
+def _callable_text(text: str, prefix: str = "T.") -> str:
+    text = re.sub(
+        r"^(\w+)\.?__init__\(\)|^(\w+)\(\)", lambda m: f"{prefix}{(m.group(1) or m.group(2)).strip('_')}()", text
+    )
     return text.replace("T.<lambda>()", "the lambda")
 
 
-def _keyword_advice(text: str) -> str | None:
+def _keyword_advice(text: str, prefix: str = "T.") -> str | None:
     from .. import language
 
+    if prefix == "R.":
+        return None
     match = re.match(r"(\w+?)_?(?:\.__init__)?\(\) (?:got an unexpected keyword argument '(\w+)')?", text)
     function = getattr(language, match.group(1), None) if match else None
     if function is None:

@@ -25,6 +25,14 @@ _ALIASES = {
 _MAX = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38,
         "float64": 1.7976931348623157e308, "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}  # fmt: skip
 
+_FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+
+
+def _no_infinity(dtype: str) -> str:
+    if dtype == "float8_e4m3fn":
+        return f"{dtype} has no infinity"
+    return f"{dtype} has no infinity here: what is stored saturates, as the conversions of GPUs do"
+
 
 def is_float(dtype: str) -> bool:
     """Whether a dtype is a floating-point one."""
@@ -72,7 +80,7 @@ def infinity(dtype) -> tirx.FloatImm:
     Raises
     ------
     TileTypeError
-        For a dtype without one (integers, float8_e4m3fn).
+        For a dtype without one: integers, and float8, whose conversions saturate.
 
     Examples
     --------
@@ -80,12 +88,10 @@ def infinity(dtype) -> tirx.FloatImm:
     inf
     """
     dtype = check_dtype(dtype, "T.infinity")
-    if dtype not in FLOATS or dtype == "float8_e4m3fn":
-        limit = _MAX[dtype] if dtype in _MAX else None
-        raise TileTypeError(
-            f"T.infinity: {dtype} has no infinity",
-            advice=f"use its largest value, {limit:g}" if limit else "use T.max_value(dtype)",
-        )
+    if dtype not in FLOATS:
+        raise TileTypeError(f"T.infinity: {dtype} has no infinity", advice="use T.max_value(dtype)")
+    if dtype in _FLOAT8:
+        raise TileTypeError(f"T.infinity: {_no_infinity(dtype)}", advice=f"use its largest value, {_MAX[dtype]:g}")
     return tirx.const(math.inf, dtype)
 
 
@@ -152,8 +158,8 @@ def _number(value, dtype: str, what: str):
         if math.isinf(value) or not low <= int(value) <= high:
             raise TileTypeError(f"{what}: {value} does not fit {dtype}", advice=f"its range is {low} to {high}")
         return tirx.const(int(value), dtype)
-    if math.isinf(value) and dtype == "float8_e4m3fn":
-        raise TileTypeError(f"{what}: {dtype} has no infinity", advice="its largest value is 448")
+    if math.isinf(value) and dtype in _FLOAT8:
+        raise TileTypeError(f"{what}: {_no_infinity(dtype)}", advice=f"its largest value is {_MAX[dtype]:g}")
     if math.isfinite(value) and abs(value) > _MAX[dtype]:
         raise TileTypeError(f"{what}: {value} does not fit {dtype}", advice=f"its largest value is {_MAX[dtype]:g}")
     return tirx.const(float(value), dtype)

@@ -54,6 +54,11 @@ def lower(func, target, lowering: str = "optimised"):
     kind = target.kind.name
     if lowering not in LOWERINGS:
         raise TileTargetError(f"unknown lowering {lowering!r}", advice=f"the lowerings are {', '.join(LOWERINGS)}")
+    if kind == "llvm":
+        # decide() does it for GPUs: a layout that no instruction can read is refused on every target
+        from ..schedule import check_layouts
+
+        check_layouts(func)
     if lowering == "reference":
         if kind != "llvm":
             raise TileTargetError(

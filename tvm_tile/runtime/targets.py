@@ -10,7 +10,7 @@ from .. import hardware
 from ..errors import TileTargetError
 from .tvm_setup import driver_available, prepare_tvm, thread_count
 
-__all__ = ["ARCHITECTURES", "gpu_arch", "host_target", "target", "target_label"]
+__all__ = ["ARCHITECTURES", "cpu_name", "gpu_arch", "host_target", "target", "target_label"]
 
 # Architectures that kernels are compiled for; their limits are in tvm_tile.hardware.
 ARCHITECTURES = ("sm_80", "sm_90")
@@ -53,11 +53,40 @@ def _host_config() -> dict:
     cpu = tvm.get_global_func("tvm.codegen.llvm.GetHostCPUName", allow_missing=True)
     if cpu is not None:
         config["mcpu"] = str(cpu())
+    on: set[str] = set()
     features = tvm.get_global_func("tvm.codegen.llvm.GetHostCPUFeatures", allow_missing=True)
     if features is not None:
         # The CPU's name alone is not enough: virtual machines report a model that lacks, or has, other features.
-        config["mattr"] = sorted(("+" if bool(on) else "-") + str(name) for name, on in features().items())
+        found = {str(name): bool(value) for name, value in features().items()}
+        config["mattr"] = sorted(("+" if value else "-") + name for name, value in found.items())
+        on = {name for name, value in found.items() if value}
+    if "mcpu" in config:
+        config["mcpu"] = cpu_name(config["mcpu"], on)
     return config
+
+
+# x86 models that LLVM does not recognise where a hypervisor hides the model number; newest first.
+_MODELS = (
+    ("graniterapids", {"amx-fp16", "amx-bf16", "avx512fp16"}),
+    ("sapphirerapids", {"amx-bf16", "amx-int8", "avx512fp16"}),
+)
+
+
+def cpu_name(reported: str, features: set[str]) -> str:
+    """LLVM's name of a CPU that has the features, where the reported name is of an older model.
+
+    Parameters
+    ----------
+    reported : str
+        The name that LLVM derives from the model number.
+    features : set of str
+        LLVM's names of what the CPU has.
+    """
+    names = [name for name, _ in _MODELS]
+    for name, needed in _MODELS:
+        if needed <= features and reported not in (*names, "diamondrapids"):
+            return name
+    return reported
 
 
 def host_target():
@@ -100,8 +129,8 @@ def target(name="auto"):
     ----------
     name : str or tvm.target.Target
         ``"auto"`` (the GPU here, else this CPU), ``"llvm"`` (this CPU), ``"cuda"`` (the GPU here), ``"sm_80"``,
-        ``"sm_90"``, or a TVM target. A CUDA target that declares less shared memory than its GPU has gets the real
-        limit; anything else of a TVM target is kept.
+        ``"sm_90"``, or a TVM target. A CUDA target that declares 48 KB of shared memory (TVM's default) gets the
+        real limit of its GPU, one that declares another size below that keeps it; the rest of a TVM target is kept.
 
     Returns
     -------
@@ -156,12 +185,11 @@ def _completed(given):
             f"the target's architecture {arch} is not one of {', '.join(ARCHITECTURES)}",
             advice="give the Target one of them (sm_80 code runs on every later GPU), or use tvm_tile.target('auto')",
         )
-    gpu = hardware.lookup(plain)
+    gpu = hardware.gpu_of_target(plain, int(given.attrs.get("max_shared_memory_per_block", 0)))
     config = dict(given.export())
     config.pop("tag", None)
-    declared = int(given.attrs.get("max_shared_memory_per_block", 0))
     host = config.pop("host", None) or host_target()
-    config.update(arch=gpu.arch, max_shared_memory_per_block=max(gpu.shared_per_block, declared))
+    config.update(arch=gpu.arch, max_shared_memory_per_block=gpu.shared_per_block)
     config.setdefault("max_threads_per_block", gpu.threads_per_block)
     return tvm.target.Target(config, host=host)
 

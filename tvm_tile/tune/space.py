@@ -63,12 +63,11 @@ def machine_of(target):
 
     if target.kind.name != "cuda":
         return hardware.lookup("cpu")
-    arch = str(target.attrs["arch"]).removesuffix("a")
+    arch, limit = str(target.attrs["arch"]).removesuffix("a"), int(target.attrs["max_shared_memory_per_block"])
     try:
-        return hardware.lookup(arch)
+        return hardware.gpu_of_target(arch, limit)
     except KeyError:
         # sm_86 and sm_89 run the code of sm_80 within less shared memory
-        limit = int(target.attrs["max_shared_memory_per_block"])
         return replace(hardware.lookup("sm_80"), name=arch, shared_per_block=limit)
 
 

@@ -35,15 +35,18 @@ def lower_cuda(func: tirx.PrimFunc, target) -> tirx.PrimFunc:
     from ...ir import kernels_of
     from ...schedule import decide
     from .build import seq
+    from .convert import printable
     from .kernel import lower_kernel
 
-    hw = hardware.lookup(str(target.arch) if hasattr(target, "arch") else str(target.attrs["arch"]))
+    hw = hardware.gpu_of_target(
+        str(target.attrs["arch"]), int(target.attrs.get("max_shared_memory_per_block", 0) or 0)
+    )
     func = decide(func, hw)
     asserts: list = []
     from ...ir.visit import walk
 
     walk(func.body, (tirx.AssertStmt, asserts.append))
-    bodies = [lower_kernel(info, hw, func) for info in kernels_of(func)]
+    bodies = [printable(lower_kernel(info, hw, func)) for info in kernels_of(func)]
     attrs = {k: v for k, v in func.attrs.items() if k != "s_tir"} if func.attrs is not None else {}
     made = tirx.PrimFunc(func.params, seq([*asserts, *bodies]), func.ret_type)
     for key, value in attrs.items():
