@@ -43,10 +43,10 @@ def searched(space: Space, tmp_path, trials: int, seed: int) -> float:
     model = CostModel(lambda c: own_features(space, c), lambda cs: [{"lowered nothing": 0.0}] * len(cs), seed=seed)
     rejections = Rejections()
     search = Evolution(
-        space, database.known, database.meta, model, database.target, rejections, batch=16, seed=seed
+        space, database.known, database.meta, model, database.target, rejections, batch=8, seed=seed
     )  # fmt: skip
     while len(database.known) < trials:
-        configs = search.batch(min(16, trials - len(database.known)))
+        configs = search.batch(min(8, trials - len(database.known)))
         assert configs
         times = []
         for config in configs:
@@ -65,7 +65,7 @@ def test_64_trials_come_near_the_best_of_the_whole_space(tmp_path):
     found = [searched(space, tmp_path, 64, seed) for seed in range(2)]
     rng = random.Random(0)
     chance = statistics.median(min(seconds(space, c) for c in rng.sample(space.legal, 64)) for _ in range(50))
-    assert min(best / f for f in found) >= 0.95, [best / f for f in found]
+    assert min(best / f for f in found) >= 0.98, [best / f for f in found]
     assert max(found) < chance
 
 

@@ -13,6 +13,9 @@ from .space import Space, import_meta_schedule
 
 __all__ = ["Evolution", "Rejections", "Sweep"]
 
+#: Configurations that evolve between two batches. On made-up landscapes of gemm's size 64 trials in batches of 8 find the
+#: best with 256, and stop short of it with 64.
+POPULATION = 256
 #: Rounds of the search without a new configuration before the rest is drawn at random.
 EMPTY_ROUNDS = 3
 _UNLIMITED = 1 << 30
@@ -196,7 +199,7 @@ class Evolution:
         target,
         rejections: Rejections,
         *,
-        batch: int = 16,
+        batch: int = 8,
         seed: int = 0,
     ) -> None:
         ms = import_meta_schedule()
@@ -218,11 +221,11 @@ class Evolution:
                 mutator_probs=mutators,
             ),
             search_strategy=ms.search_strategy.EvolutionarySearch(
-                population_size=max(32, 4 * batch),
+                population_size=POPULATION,
                 init_measured_ratio=0.25,
                 init_min_unmeasured=max(8, batch),
                 max_fail_count=10,
-                genetic_num_iters=3,
+                genetic_num_iters=4,
                 genetic_mutate_prob=0.85,
                 genetic_max_fail_count=20,
                 eps_greedy=0.1,

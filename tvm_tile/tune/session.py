@@ -250,7 +250,7 @@ def run(
         timeout,
         build_timeout,
         workers or cores,
-        batch or max(4, min(16, trials // 4)),
+        batch or max(4, min(8, trials // 4)),
         seed,
         strategy,
         progress or Silent(),
