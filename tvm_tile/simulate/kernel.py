@@ -226,7 +226,8 @@ class SimulatedKernel:
                 ctypes.memmove(r.lo, r.base, r.hi - r.lo)
             fault = dll.tsim_fault()
             if fault is not None:
-                raise self._error(fault.decode(errors="replace"))
+                printed = dll.tsim_output().decode(errors="replace").strip()
+                raise self._error(fault.decode(errors="replace"), printed)
             counters = [int(dll.tsim_counters()[i]) for i in range(_COUNTERS)]
             return SimulationReport.from_counters(
                 counters, dll.tsim_kinds().decode(), dll.tsim_output().decode(errors="replace"), seconds
@@ -272,7 +273,7 @@ class SimulatedKernel:
             merged[id(s)] = r
         return regions, [v if v is None or v[0] is None else (merged[id(v[0])], v[1]) for v in views]
 
-    def _error(self, text: str) -> SimulationError:
+    def _error(self, text: str, printed: str = "") -> SimulationError:
         kind, _, rest = text.partition("\n")
         sites, message = [], []
         lines = self.source.splitlines()
@@ -286,6 +287,8 @@ class SimulatedKernel:
                 FaultSite(m.group(2), number, lines[number - 1].strip()[:160] if 0 < number <= len(lines) else "")
             )
         name = self._kernels[0].name if len(self._kernels) == 1 else ""
+        if printed:  # a failed T.device_assert says there what is wrong
+            message.append("the kernel printed: " + "\n    ".join(printed.splitlines()[-5:]))
         return BY_KIND.get(kind, SimulationError)("\n".join(message), tuple(sites), name)
 
 

@@ -19,7 +19,7 @@ from ...ir.visit import rewrite
 from .build import const, evaluate, seq
 from .space import expr
 
-__all__ = ["FLOAT8", "NARROW", "cast", "convert_pair", "convert_run", "legalise", "move", "native_float8"]
+__all__ = ["FLOAT8", "NARROW", "cast", "convert_pair", "convert_run", "legalise", "move", "native_float8", "printable"]
 
 FLOAT8 = {"float8_e4m3fn": "E4M3", "float8_e5m2": "E5M2"}
 NARROW = ("float16", "bfloat16", *FLOAT8)
@@ -127,21 +127,38 @@ def _to_float8(value: Expr, dtype: str) -> Expr:
 
 
 def legalise(node, hw):
-    """Casts as :func:`cast` makes them, and constants that the code generator can print."""
+    """Casts of a statement or expression as :func:`cast` makes them."""
 
     def on_cast(node, m):
         value = m.mutate(node.value)
         return cast(value, str(node.ty.dtype), hw)
 
-    def on_float(node, _m):
-        # the code generator prints these as `inff` and `nanf`, which are no C++; a cast would be folded back
-        value = float(node.value)
-        if str(node.ty.dtype) != "bfloat16" or math.isfinite(value):
-            return node
-        bits = 0x7FC0 if math.isnan(value) else 0x7F80 if value > 0 else 0xFF80
-        return tirx.reinterpret("bfloat16", tirx.const(bits, "uint16"))
+    return rewrite(node, [(tirx.Cast, on_cast)])
 
-    return rewrite(node, [(tirx.Cast, on_cast), (tirx.FloatImm, on_float)])
+
+def printable(node):
+    """Constants in a form that the code generator can print: bfloat16 infinity and NaN by their bits.
+
+    It prints them as ``inff`` and ``nanf``, which are no C++, and folds casts of float32 ones to that.
+    """
+
+    def bits(value: float):
+        return tirx.reinterpret(
+            "bfloat16", tirx.const(0x7FC0 if math.isnan(value) else 0x7F80 if value > 0 else 0xFF80, "uint16")
+        )
+
+    def odd(node) -> bool:
+        return isinstance(node, tirx.FloatImm) and not math.isfinite(float(node.value))
+
+    def on_float(node, _m):
+        return bits(float(node.value)) if str(node.ty.dtype) == "bfloat16" and odd(node) else node
+
+    def on_cast(node, m):
+        if str(node.ty.dtype) == "bfloat16" and odd(node.value):
+            return bits(float(node.value.value))
+        return m.default_mutate(node)
+
+    return rewrite(node, [(tirx.FloatImm, on_float), (tirx.Cast, on_cast)])
 
 
 # two neighbours converted by one instruction: (source, target) -> (PTX, needs sm)

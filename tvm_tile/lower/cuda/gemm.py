@@ -23,7 +23,7 @@ from ...schedule.decisions import read_convert, read_instruction, read_partition
 from .build import const, evaluate, seq, unrolled, when
 from .fma import lower_fma
 from .program import Access, MicroNode, OpNode
-from .space import visit
+from .space import all_of, visit
 from .storage import Storage
 from .wgmma import lower_wgmma
 
@@ -208,7 +208,9 @@ class _Mma:
             old = tirx.const(0, self.c.dtype) if op.clear_accum else registers[reg]
             other = old if op.mask_value is None else op.mask_value
             added = tirx.Cast(self.c.dtype, total[reg])  # of integers: the same bits
-            return tirx.BufferStore(registers, tirx.Select(keep, old + added, other), [reg])
+            merged = tirx.BufferStore(registers, tirx.Select(keep, old + added, other), [reg])
+            # nothing set the registers of padding
+            return when(all_of([(row, col)[dim] < extent for dim, extent in layout.bounds()]), merged)
 
         return (lambda w: total[w]), before, [unrolled(count, merge, "r")]
 
