@@ -9,7 +9,7 @@ import torch
 import tvm
 
 import tvm_tile
-from tvm_tile import CallError
+from tvm_tile import CallError, T
 from tvm_tile.runtime import arguments
 
 from . import kernels
@@ -220,3 +220,21 @@ def _seconds(kernel, a, b, c, clock):
     for _ in range(1000):
         kernel(a, b, 3, c)
     return (clock() - start) / 1000
+
+
+@pytest.mark.parametrize("kind", ["torch", "numpy"])
+def test_what_is_written_must_not_share_memory_with_another_argument(kind):
+    @T.prim_func
+    def shift(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32"), C: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=32) as bx:
+            for i in T.Parallel(64):
+                C[i] = A[63 - i] + B[i]
+
+    kernel = tvm_tile.compile(shift, "llvm")
+    a = torch.randn(128) if kind == "torch" else np.random.default_rng(0).standard_normal(128).astype("float32")
+    out = torch.full((64,), torch.nan) if kind == "torch" else np.full(64, np.nan, "float32")
+    kernel(a[:64], a[:64], out)  # inputs may share memory
+    kernel(a[:64], a[64:], out)
+    np.testing.assert_array_equal(np.asarray(out), np.asarray(a)[:64][::-1] + np.asarray(a)[64:])
+    with pytest.raises(tvm_tile.CallError, match=r"argument 3 \(C\) is written .* shares memory with argument 1 \(A\)"):
+        kernel(a[:64], out, a[:64])

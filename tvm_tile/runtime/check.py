@@ -5,6 +5,8 @@ from __future__ import annotations
 import numbers
 from typing import Any
 
+import tvm_ffi
+
 from ..errors import CallError
 from .arguments import Described, compact_strides, describe
 from .signature import Parameter, Signature, evaluate, free_names, show
@@ -60,7 +62,7 @@ def _describe_value(value: Any) -> str:
 def check_arguments(signature: Signature, args: tuple) -> None:
     """Raise a :class:`CallError` for the first thing that does not fit; return when everything does.
 
-    The order is: count, kinds and dtypes, devices, ranks, sizes (with the symbolic ones), strides, memory, conditions.
+    The order is: count, kinds and dtypes, devices, ranks, sizes (with the symbolic ones), strides, memory, overlaps, conditions.
     """
     name, parameters = signature.name, signature.parameters
     if len(args) != len(parameters):
@@ -101,10 +103,31 @@ def check_arguments(signature: Signature, args: tuple) -> None:
     _check_shapes(signature, tensors, values)
     for i, parameter, described in tensors:
         _check_memory(name, i, parameter, described, values)
+    _check_overlaps(name, tensors)
     for condition in signature.conditions:
         if free_names(condition) <= set(values) and not evaluate(condition, values):
             given = ", ".join(f"{n} = {values[n]}" for n in sorted(free_names(condition)))
             raise CallError(f"{name}: the kernel assumes {show(condition)}, but {given}")
+
+
+def _check_overlaps(name: str, tensors: list[tuple[int, Parameter, Described]]) -> None:
+    """Refuse a written tensor that shares memory with another argument: loads and stores would change places."""
+    spans = []
+    for i, parameter, described in tensors:
+        if described.address is None or 0 in described.shape:
+            continue
+        strides = described.strides if described.strides is not None else compact_strides(described.shape)
+        reach = sum((n - 1) * s for n, s in zip(described.shape, strides, strict=True)) + 1
+        size = max(1, tvm_ffi.dtype(described.dtype).itemsize)
+        spans.append((i, parameter, described.address, described.address + reach * size))
+    for i, parameter, start, stop in spans:
+        for other, other_parameter, low, high in spans:
+            if other != i and parameter.written and start < high and low < stop:
+                raise CallError(
+                    f"{name}: argument {i + 1} ({parameter.name}) is written by the kernel and shares memory with "
+                    f"argument {other + 1} ({other_parameter.name})",
+                    advice="pass a tensor of its own, or declare one parameter that is read and written",
+                )
 
 
 def _check_devices(signature: Signature, tensors: list[tuple[int, Parameter, Described]]) -> None:

@@ -48,6 +48,9 @@ class Kernel:
     Python numbers for scalars. Nothing is copied; results are written into the tensors given. On a GPU the kernel runs
     on torch's current stream. Arguments that do not fit raise :class:`tvm_tile.CallError` before anything runs.
 
+    A tensor that the kernel writes must share no memory with another argument. Torch and NumPy tensors that start at
+    the same address are refused; partial overlaps are not looked for.
+
     Made by :func:`tvm_tile.compile` and :func:`tvm_tile.load`.
     """
 
@@ -56,16 +59,15 @@ class Kernel:
         self.signature = signature
         self._artifacts = artifacts
         self._direct_types = {tvm_ffi.core.Tensor, int, float}
-        self._torch_tensor = None
+        self._torch_types: frozenset = frozenset()
         self._count = len(signature.parameters)
         self._scalars = [
             (i, *(scalar_range(p.dtype) or (0, -1))) for i, p in enumerate(signature.parameters) if not p.is_tensor
         ]
         self._written = [i for i, p in enumerate(signature.parameters) if p.is_tensor and p.written]
         # On a GPU vector and TMA accesses need aligned tensors, which the host code does not check.
-        self._aligned = [
-            (i, p.align - 1) for i, p in enumerate(signature.parameters) if p.is_tensor and signature.device == "cuda"
-        ]
+        gpu = signature.device == "cuda"
+        self._tensors = [(i, p.align - 1 if gpu else 0) for i, p in enumerate(signature.parameters) if p.is_tensor]
 
     # ---- call
 
@@ -80,16 +82,8 @@ class Kernel:
                 args = (*args[:position], check_scalar(self.signature, position, value), *args[position + 1 :])
         if not self._direct_types.issuperset(map(type, args)):
             args = self._prepare(args)
-        torch_tensor = self._torch_tensor
-        if torch_tensor is not None:
-            for value in args:
-                # The export by DLPack ignores the bit of a lazily negated view: its values would be wrong.
-                if type(value) is torch_tensor and value.is_neg():
-                    check_arguments(self.signature, args)
-        for position, mask in self._aligned:
-            value = args[position]
-            if hasattr(value, "data_ptr") and value.data_ptr() & mask:
-                check_arguments(self.signature, args)
+        if self._torch_types:
+            self._check_memory(args)
         try:
             self._function(*args)
             return
@@ -102,8 +96,10 @@ class Kernel:
         """NumPy arrays wrapped, and the types of tensors that pass as they are remembered."""
         self._learn_types()
         prepared = list(args)
+        addresses = []
         for i, value in enumerate(args):
             if isinstance(value, np.ndarray):
+                addresses.append(value.__array_interface__["data"][0])
                 if i in self._written and not value.flags.writeable:
                     check_arguments(self.signature, args)
                 try:
@@ -111,13 +107,34 @@ class Kernel:
                 except Exception:
                     check_arguments(self.signature, args)
                     raise
+        if self._written and len(set(addresses)) != len(addresses):
+            check_arguments(self.signature, args)
         return tuple(prepared)
+
+    def _check_memory(self, args: tuple) -> None:
+        """What the host code cannot see of torch tensors: lazy negation, alignment for the GPU, shared memory."""
+        addresses = []
+        try:
+            for position, mask in self._tensors:
+                value = args[position]
+                if type(value) in self._torch_types:
+                    address = value.data_ptr()
+                    # The export by DLPack ignores the bit of a lazily negated view: its values would be wrong.
+                    if address & mask or value.is_neg():
+                        check_arguments(self.signature, args)
+                    addresses.append(address)
+        except RuntimeError:  # a tensor without memory of its own (meta, fake)
+            check_arguments(self.signature, args)
+            raise
+        # Kernels are compiled for tensors that share no memory with what they write.
+        if self._written and len(set(addresses)) != len(addresses):
+            check_arguments(self.signature, args)
 
     def _learn_types(self) -> None:
         torch = sys.modules.get("torch")
-        if torch is not None and self._torch_tensor is None:
-            self._torch_tensor = torch.Tensor
-            self._direct_types |= {torch.Tensor, torch.nn.Parameter}
+        if torch is not None and not self._torch_types:
+            self._torch_types = frozenset((torch.Tensor, torch.nn.Parameter))
+            self._direct_types |= self._torch_types
         tvm = sys.modules.get("tvm")
         if tvm is not None and hasattr(tvm, "runtime"):
             self._direct_types.add(tvm.runtime.Tensor)
@@ -156,7 +173,7 @@ class Kernel:
 
     @property
     def config_source(self) -> str:
-        """Where :attr:`config` is from, for an op compiled by its name: ``exact``, ``nearest`` or ``default``, and why."""
+        """Where :attr:`config` is from, for an op compiled by name: ``exact``, ``nearest`` or ``default``, and why."""
         return self._artifacts.config_source
 
     @property
