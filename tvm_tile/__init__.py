@@ -67,8 +67,6 @@ def __getattr__(name: str):
     except KeyError:
         raise AttributeError(f"module 'tvm_tile' has no attribute {name!r}") from None
     loaded = importlib.import_module(module, __name__)
-    if name in ("T", "language"):
-        _register_pipeline()
     value = loaded if attribute is None else getattr(loaded, attribute)
     globals()[name] = value
     return value

@@ -131,3 +131,7 @@ def __getattr__(name: str):
 
 def __dir__():
     return sorted(set(globals()) | set(dir(_base)))
+
+
+# Last, because lowering builds on the language's IR: tvm.compile(..., tir_pipeline="tvm_tile") works from here on.
+from ..runtime import pipeline as _pipeline  # noqa: E402, F401
