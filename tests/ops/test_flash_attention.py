@@ -20,6 +20,13 @@ def test_default_tiles():
     check("flash_attention", {"batch": 1, "heads": 2, "seq": 300, "dim": 64, "causal": True}, "bfloat16")
 
 
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"bias": True}], ids=str)
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_default_tiles_of_hopper_do_not_spill(dim, options):
+    func = registry.get("flash_attention").make({**SHAPE, "seq": 512, "dim": dim, **options}, "bfloat16", "sm_90")
+    assert all(kernel.spill_bytes == 0 for kernel in tvm_tile.compile(func, "sm_90").resources.kernels)
+
+
 @pytest.mark.parametrize("kv_heads", [4, 2, 1], ids=["MHA", "GQA", "MQA"])
 def test_heads(kv_heads):
     check("flash_attention", {**SHAPE, "kv_heads": kv_heads}, "float32", **TILE)

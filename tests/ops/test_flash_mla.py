@@ -81,7 +81,11 @@ def test_stages_do_not_change_the_result(num_stages):
 
 def test_automatic_splits():
     assert default_splits(batch=128, heads=128, kv_len=4096, block_H=64, block_N=64) == 1
-    assert default_splits(batch=1, heads=64, kv_len=4096, block_H=64, block_N=64) == 16
+    # 64 CTAs on 132 SMs: two slices run at once, three would take a second turn
+    assert default_splits(batch=32, heads=128, kv_len=8192, block_H=64, block_N=64) == 2
+    assert default_splits(batch=8, heads=128, kv_len=8192, block_H=64, block_N=64) == 8
+    # one CTA: as many slices as there are SMs would take longer to combine
+    assert 16 <= default_splits(batch=1, heads=64, kv_len=8192, block_H=64, block_N=64) <= 64
     func = flash_mla(1, 16, 1024, num_splits=None)
     assert int(func.params[-4].ty.shape[2]) == default_splits(1, 16, 1024, 16, 64) > 1
 

@@ -34,7 +34,17 @@ __all__ = ["DTYPES", "default_threads", "default_tiles", "flash_attention"]
 DTYPES = ("float16", "bfloat16", "float32")
 
 
-def default_tiles(seq_q, seq_kv, dim: int, dtype: str = "float16", target: str = "sm_80", heads: int = 1) -> dict:
+def default_tiles(
+    seq_q,
+    seq_kv,
+    dim: int,
+    dtype: str = "float16",
+    target: str = "sm_80",
+    heads: int = 1,
+    *,
+    skips: bool = True,
+    bias: bool = False,
+) -> dict:
     """Tile sizes that suit a shape when nothing was tuned.
 
     Parameters
@@ -49,6 +59,10 @@ def default_tiles(seq_q, seq_kv, dim: int, dtype: str = "float16", target: str =
         ``"cpu"``, ``"sm_80"`` or ``"sm_90"``.
     heads : int
         Heads of all sequences, each with CTAs of its own: a CPU's tiles have fewer rows where some cores got none.
+    skips : bool
+        Whether tiles of keys are skipped or masked (causal, a window, a block mask): narrower ones then waste less.
+    bias : bool
+        Whether a bias is added, which takes registers.
 
     Returns
     -------
@@ -62,15 +76,24 @@ def default_tiles(seq_q, seq_kv, dim: int, dtype: str = "float16", target: str =
     elif dtype == "float32":
         tiles = {"block_M": 64, "block_N": 32, "num_stages": 1}
     elif target == "sm_90":
-        tiles = {"block_M": 128, "block_N": 64 if wide else 128, "num_stages": 1 if wide else 2}
+        tiles = {**_hopper_tiles(dim, skips, bias), "num_stages": 2}
     else:
         tiles = {"block_M": 64 if wide else 128, "block_N": 64, "num_stages": 1 if wide else 2}
     for name, size in (("block_M", seq_q), ("block_N", seq_kv)):
-        if isinstance(size, int):
+        if isinstance(size, int) and size < tiles[name]:
             tiles[name] = min(tiles[name], max(16, next_power_of_two(size)))
     if target == "cpu":
         tiles["block_M"] = spread(tiles["block_M"], seq_q, heads)
     return {**tiles, "threads": default_threads(tiles["block_M"], target)}
+
+
+def _hopper_tiles(dim: int, skips: bool, bias: bool) -> dict:
+    """Tiles of two or three warpgroups with 64 rows each, as many keys as the registers of a warpgroup hold."""
+    if dim <= 64 and not bias:
+        return {"block_M": 192, "block_N": 128}
+    if dim <= 128:
+        return {"block_M": 128, "block_N": 128 if skips else 176}
+    return {"block_M": 128, "block_N": 80}
 
 
 def default_threads(block_M: int, target: str = "sm_80") -> int:
@@ -81,10 +104,10 @@ def default_threads(block_M: int, target: str = "sm_80") -> int:
     block_M : int
         Query rows of a tile.
     target : str
-        ``"sm_90"``: a warpgroup for each 64 rows, two at most; else a warp for each 16 rows, four at most.
+        ``"sm_90"``: a warpgroup for each 64 rows, three at most; else a warp for each 16 rows, four at most.
     """
-    if target == "sm_90" and block_M % 128 == 0:
-        return 256
+    if target == "sm_90" and block_M % 64 == 0:
+        return 128 * max(n for n in (1, 2, 3) if block_M % (64 * n) == 0)
     return 32 * max(w for w in (1, 2, 4) if w == 1 or block_M % (16 * w) == 0)
 
 
@@ -176,7 +199,8 @@ def flash_attention(
     if varlen and (bias or block_mask):
         raise TileTypeError(f"{op}: varlen cannot be combined with {'bias' if bias else 'block_mask'}")
     where = "sm_80" if target is None else target_class(target)
-    tiles = default_tiles(seq_q, seq_kv, dim, dtype, where, batch * heads)
+    skips = causal or window is not None or block_mask is not None
+    tiles = default_tiles(seq_q, seq_kv, dim, dtype, where, batch * heads, skips=skips, bias=bool(bias))
     if block_mask:
         check_positive(op, block_mask=block_mask)
         tiles |= {name: divisor_tile(block_mask, tiles[name]) for name in ("block_M", "block_N")}

@@ -67,7 +67,10 @@ def default_tiles(heads: int, dim: int, dtype: str = "bfloat16", target: str = "
 
 
 def default_splits(batch: int, heads: int, kv_len: int, block_H: int, block_N: int, workers: int = 132) -> int:
-    """Slices of the cache that keep all workers (SMs, cores) busy without slices shorter than four tiles.
+    """Slices of the cache that finish soonest when every worker (SM, core) runs one CTA at a time.
+
+    The estimate counts tiles of the cache: those of a slice and about four for its start and end, in each wave of CTAs,
+    and a tenth for each slice that is combined.
 
     Parameters
     ----------
@@ -78,8 +81,13 @@ def default_splits(batch: int, heads: int, kv_len: int, block_H: int, block_N: i
     workers : int
         CTAs that run at once.
     """
-    ctas = batch * -(-heads // block_H)
-    return max(1, min(-(-workers // ctas), -(-kv_len // (4 * block_N))))
+    ctas, tiles = batch * -(-heads // block_H), max(1, -(-kv_len // block_N))
+
+    def time(splits: int) -> float:
+        combine = 0.0 if splits == 1 else 0.1 * splits
+        return -(-ctas * splits // workers) * (-(-tiles // splits) + 4) + combine
+
+    return min(range(1, min(tiles, workers) + 1), key=time)
 
 
 def flash_mla(

@@ -25,14 +25,15 @@ class FlashAttention(OpSpec):
         "dim": (int, 64, "width of a head"),
         "causal": (bool, False, "a query sees no later key"),
         "window": (int, None, "sliding window: keys that a query sees, its own included"),
-        "block_mask": (int, None, "block-sparse: rows and keys of a block; a random half is skipped"),
+        "block_mask": (int, None, "block-sparse: rows and keys of a block"),
+        "density": (float, 0.5, "block-sparse: share of the blocks that are not skipped, which are random"),
         "bias": (bool, False, "add a bias to the scores"),
         "varlen": (bool, False, "sequences of random lengths, one after another"),
     }
     dtypes = ["float16", "bfloat16", "float32"]
     tunables = {
-        "block_M": [64, 128, 256],
-        "block_N": [32, 64, 128, 256],
+        "block_M": [64, 128, 192, 256],
+        "block_N": [32, 64, 80, 128, 176, 256],
         "num_stages": [0, 1, 2, 3],
         "threads": [128, 256, 384],
     }
@@ -52,7 +53,9 @@ class FlashAttention(OpSpec):
         shape = self.complete(shape)
         # the lengths are symbolic with varlen
         seq, seq_kv = (None, None) if shape["varlen"] else (shape["seq"], shape["seq_kv"])
-        tiles = default_tiles(seq, seq_kv, shape["dim"], dtype, target, shape["batch"] * shape["heads"])
+        skips = shape["causal"] or shape["window"] is not None or shape["block_mask"] is not None
+        heads = shape["batch"] * shape["heads"]
+        tiles = default_tiles(seq, seq_kv, shape["dim"], dtype, target, heads, skips=skips, bias=bool(shape["bias"]))
         if shape["block_mask"]:
             tiles |= {name: divisor_tile(shape["block_mask"], tiles[name]) for name in ("block_M", "block_N")}
         return tiles
@@ -138,7 +141,7 @@ class FlashAttention(OpSpec):
             # the longest sequence first, then random ones, empty ones included
             cu = []
             for longest in (seq, seq_kv):
-                lengths = torch.randint(0, longest + 1, (batch,), generator=generator)
+                lengths = torch.randint(0, longest + 1, (batch,), generator=generator, device=generator.device).cpu()
                 lengths[0] = longest
                 cu.append(torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]).to(torch.int32))
             extra = cu
@@ -156,7 +159,8 @@ class FlashAttention(OpSpec):
         if shape["block_mask"]:
             block = shape["block_mask"]
             size = (batch, heads, -(-seq // block), -(-seq_kv // block))
-            tensors.append(torch.randint(0, 2, size, generator=generator).to(torch.int8))
+            kept = torch.rand(size, generator=generator, device=generator.device) < shape["density"]
+            tensors.append(kept.to(torch.int8))
         outputs = [poisoned((*q_lead, heads, dim), dtype), poisoned(lse_shape, "float32")]
         return tensors + outputs, [len(tensors), len(tensors) + 1]
 
@@ -202,7 +206,7 @@ class FlashAttention(OpSpec):
         return {"float32": (2e-5, 2e-5), "float16": (2e-3, 2e-3)}.get(dtype, (1.6e-2, 1.6e-2))
 
     def flops(self, shape):
-        """4 dim for each query and key that it sees; skipped blocks and short sequences are not subtracted."""
+        """4 dim for each query and key that it sees, the expected number of blocks; short sequences count as long."""
         shape = self.complete(shape)
         pairs = 0
         for row in range(shape["seq"]):
@@ -214,7 +218,8 @@ class FlashAttention(OpSpec):
                 low = max(low, position - shape["window"] + 1)
                 high = min(high, position + shape["window"])
             pairs += max(0, high - low)
-        return 4 * shape["batch"] * shape["heads"] * shape["dim"] * pairs
+        kept = shape["density"] if shape["block_mask"] else 1
+        return int(4 * shape["batch"] * shape["heads"] * shape["dim"] * pairs * kept)
 
     def bytes(self, shape, dtype):
         """Q, K, V, O once and Lse."""
