@@ -342,3 +342,108 @@ def test_the_rules_choose_what_these_tests_are_for():
     source = simulate(gemm(512, 512, 256, target="sm_90"), "sm_90").source
     for part in ("mbarrier.try_wait", "cp.async.bulk.tensor", "wgmma.mma_async"):
         assert part in source, part
+
+
+def test_loops_in_branches(device):
+    """CTAs take different loops; one of them loads unconditionally and multiplies under a condition."""
+
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((4, 64, 64), "float16"),
+        B: T.Tensor((5, 64, 64), "float16"),
+        Mask: T.Tensor((5,), "int8"),
+        C: T.Tensor((3, 64, 64), "float32"),
+    ):
+        with T.Kernel(3, threads=128) as bx:
+            a, b = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            c = T.alloc_fragment((64, 64), "float32")
+            T.clear(c)
+            if bx % 2 == 0:
+                for k in T.Pipelined(4 - bx, num_stages=2):
+                    T.copy(A[k, 0, 0], a)
+                    T.gemm(a, a, c)
+            else:
+                for k in T.Pipelined(5, num_stages=3):
+                    T.copy(B[k, 0, 0], b)
+                    if Mask[k] != 0:
+                        T.gemm(b, b, c)
+            T.copy(c, C[bx, 0, 0])
+
+    a, b = tiles(4), tiles(5, seed=1)
+    mask = torch.tensor([0, 1, 1, 0, 1], dtype=torch.int8)
+    want = torch.stack([products(a, range(4)), products(b, [1, 2, 4]), products(a, range(2))])
+    check(device, kernel, [a, b, mask, out((3, 64, 64))], {3: want}, (1e-4, 1e-3))
+
+
+def test_a_pipeline_in_a_loop_that_loads(device):
+    """The outer loop loads a tile that the whole inner loop uses."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((3, 64, 64), "float16"), B: T.Tensor((4, 64, 64), "float16"), C: T.Tensor((3, 64, 64), "float32")):  # fmt: skip  # noqa: E501
+        with T.Kernel(1, threads=128) as bx:
+            a, b = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            c = T.alloc_fragment((64, 64), "float32")
+            for t in T.serial(3):
+                T.copy(A[t, 0, 0], a)
+                T.clear(c)
+                for k in T.Pipelined(t + 1, num_stages=2):
+                    T.copy(B[k, 0, 0], b)
+                    T.gemm(a, b, c)
+                T.copy(c, C[t, 0, 0])
+
+    a, b = tiles(3), tiles(4, seed=1)
+    want = torch.stack([a[t].float() @ b[: t + 1].float().sum(0) for t in range(3)])
+    check(device, kernel, [a, b, out((3, 64, 64))], {2: want}, (1e-4, 1e-2))
+
+
+def test_two_kernels_that_load_the_same_tensors(device):
+    """Launches in sequence: the second product reads what the first one wrote."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((128, 128), "float16"), B: T.Tensor((128, 128), "float16"), C: T.Tensor((128, 128), "float16")):  # fmt: skip  # noqa: E501
+        with T.Kernel(2, 2, threads=128) as (bx, by):
+            left, right = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            acc = T.alloc_fragment((64, 64), "float32")
+            T.clear(acc)
+            for k in T.Pipelined(2, num_stages=2):
+                T.copy(A[by * 64, k * 64], left)
+                T.copy(A[k * 64, bx * 64], right)
+                T.gemm(left, right, acc)
+            T.copy(acc, B[by * 64, bx * 64])
+        with T.Kernel(2, 2, threads=128) as (bx, by):
+            left, right = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            acc = T.alloc_fragment((64, 64), "float32")
+            T.clear(acc)
+            for k in T.Pipelined(2, num_stages=2):
+                T.copy(A[by * 64, k * 64], left)
+                T.copy(B[k * 64, bx * 64], right)
+                T.gemm(left, right, acc)
+            T.copy(acc, C[by * 64, bx * 64])
+
+    a = (rand((128, 128)) / 8).half()
+    b = (a.float() @ a.float()).half()
+    args = [a, out((128, 128), "float16"), out((128, 128), "float16")]
+    check(device, kernel, args, {1: b, 2: a.float() @ b.float()}, (4e-3, 4e-3), undefined=False)
+
+
+def test_side_effects_beside_a_producer(device):
+    """Atomics, tickets and assertions happen once, whatever warps there are."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((6, 64, 64), "float16"), Next: T.Tensor((2,), "int32"), C: T.Tensor((64, 64), "float32")):
+        with T.Kernel(6, threads=128) as bx:
+            a = T.alloc_shared((64, 64), "float16")
+            c = T.alloc_fragment((64, 64), "float32")
+            ticket = T.atomic_add(Next[0], 1, return_prev=True)
+            T.device_assert(ticket < 6)
+            T.clear(c)
+            for k in T.Pipelined(3, num_stages=2):
+                T.copy(A[k, 0, 0], a)
+                T.gemm(a, a, c)
+                T.atomic_add(Next[1], 1)
+            if ticket == 3:
+                T.copy(c, C)
+
+    args = [tiles(6), torch.zeros(2, dtype=torch.int32), out((64, 64))]
+    want = {1: torch.tensor([6, 18]), 2: products(args[0], range(3))}
+    verify(device.compile(kernel), args, want, (1e-4, 1e-3), undefined=False)
