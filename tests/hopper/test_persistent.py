@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import tvm
 
 import tvm_tile.language as T
 from tvm_tile.ops import gemm
@@ -101,7 +102,28 @@ def test_one_role_is_not_persistent():
     assert "no warps of their own" in reason(func, "persistent")
 
 
-def test_given_decision_is_kept():
+@pytest.mark.parametrize("sms", [2, 132])
+def test_deciding_again_changes_nothing(sms):
+    once = decided(gemm(256, 256, 64, dtype="bfloat16", **SMALL), sms)
+    tvm.ir.assert_structural_equal(decided(once, sms), once)
+
+
+def test_given_grid_is_kept():
     func = gemm(256, 256, 64, dtype="bfloat16", **SMALL)
-    once = decided(func, 2)
-    assert ctas(decided(once, 2)) == 2
+    schedule = tvm.s_tir.Schedule(tvm.IRModule({"main": func}))
+    schedule.annotate(schedule.get_sblock("kernel", "main"), "tile.persistent", 0)
+    func = decided(schedule.mod["main"], 2)
+    assert ctas(func) == 0
+    a, b = torch.randn(256, 64).bfloat16(), torch.randn(256, 64).bfloat16()
+    c = torch.full((256, 256), float("nan"), dtype=torch.bfloat16)
+    report = simulated(func)(a, b, c)
+    close(c, a.double() @ b.double().T, 64)
+    assert report.blocks == 8
+
+
+def test_accumulators_too_large_for_four_warpgroups():
+    """ptxas wants 154 registers for an accumulator of 128, and 512 threads are launched with 128."""
+    tile = {"block_M": 192, "block_N": 256, "block_K": 64, "num_stages": 3, "threads": 384, "policy": "FullRow"}
+    func = decided(gemm(4000, 4104, 1000, dtype="bfloat16", **tile), 132)
+    assert "accumulates 128 registers" in reason(func, "roles")
+    assert ctas(func) is None

@@ -41,10 +41,13 @@ class _Planner:
     def decide(self, site: Site) -> Decision:
         given = self.sch.given(site, "tile.copy")
         plan, loop, why = self._plan(site)
+        if given is not None and given["kind"] == "tma" and _is_store(site.op) and self.hw.supports("tma"):
+            # decided by the rule tma_store in the place of this plan: see there
+            return Decision(self.kernel.name, site.name, self._text(site, plan), why)
         if given is not None:
             wanted = CopyPlan(str(given["kind"]), int(given.get("vector", 1)))
             self._check(site, wanted, plan)
-            if wanted.kind not in ("staged", "tma", plan.kind):
+            if wanted.kind not in ("staged", plan.kind):
                 loop = self._loop(site, wanted.vector)
             plan, why = wanted, GIVEN
         self.sch.annotate(site, "tile.copy", plan)
@@ -63,8 +66,6 @@ class _Planner:
     def _check(self, site: Site, wanted: CopyPlan, plan: CopyPlan) -> None:
         """A given plan is one that is right: no stronger than what was proven."""
         op: CopyOp = site.op
-        if wanted.kind == "tma" and (op.src.scope, op.dst.scope) == (FRAGMENT, GLOBAL):
-            return  # a matter of the kernel's roles: the rule tma_store checks it
         proven = {plan.kind, "scalar", "vector"}
         if FRAGMENT in (op.src.scope, op.dst.scope):
             proven.add("staged")
@@ -306,6 +307,10 @@ class _Planner:
             )
             total += layout.bytes * max(1, _stages(self.kernel, buffer)) if later and layout is not None else 0
         return total
+
+
+def _is_store(op: CopyOp) -> bool:
+    return (op.src.scope, op.dst.scope) == (FRAGMENT, GLOBAL)
 
 
 def _memory_bits(op: CopyOp) -> int:

@@ -26,13 +26,17 @@ def _apply(sch: TileSchedule, hw):
 def _decide(sch: TileSchedule, kernel: KernelView, hw):
     given = read_persistent(kernel.info.block)
     if given is not None:
-        return Decision(kernel.name, "grid", f"{given} persistent CTAs" if given else "one CTA a tile", GIVEN)
+        return Decision(kernel.name, "grid", _text(given), GIVEN)
     reason = _why_not(kernel, hw)
     if reason:
         return NotApplicable(f"one CTA a tile: {reason}", kernel.name, "grid")
     sch.annotate_kernel(kernel, "tile.persistent", hw.sms)
     why = "the next tile is loaded while the last one is stored, and all tiles take the same time"
-    return Decision(kernel.name, "grid", f"{hw.sms} persistent CTAs, one an SM", why)
+    return Decision(kernel.name, "grid", _text(hw.sms), why)
+
+
+def _text(ctas: int) -> str:
+    return f"{ctas} persistent CTAs" if ctas else "one CTA a tile"
 
 
 def _why_not(kernel: KernelView, hw) -> str | None:

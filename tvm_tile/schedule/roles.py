@@ -1,8 +1,8 @@
 """Warp specialisation: a producer warpgroup that loads by TMA, consumer warpgroups that work (``tile.roles``).
 
 Copies of pipelined loops become rings of as many slots as the loop has stages; copies that are needed together share a
-ring. Tiles that are loaded once before the loops become rings of one slot, so that their loads overlap the first loads of
-the loops.
+ring. Tiles that are loaded once before the loops become rings of one slot, so that their loads overlap the first loads
+of the loops.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from ..ir.ops import CopyOp, GemmOp
 from .analysis import GLOBAL, SHARED, KernelView, Site
 from .decisions import encode, read_instruction, read_partition, read_pipeline, read_shared
 from .producers import why_not_ahead, why_not_ring
-from .rule import Decision, NotApplicable, Rule, TileSchedule
+from .rule import GIVEN, Decision, NotApplicable, Rule, TileSchedule
 from .tma import why_not_tma
 
 __all__ = ["roles"]
 
-#: Registers a thread of (producer, consumer) by number of consumer warpgroups. A CTA starts with 65536 / threads registers
-#: a thread, in units of 8; what the producer gives up its consumers get. One consumer warpgroup has 255 anyway.
+#: Registers a thread of (producer, consumer) by number of consumer warpgroups. A CTA starts with 65536 / threads
+#: registers a thread, in units of 8; what the producer gives up its consumers get. One consumer warpgroup has 255 anyway.
 REGISTERS = {1: None, 2: (24, 240), 3: (32, 160)}
 #: Registers that ptxas needs beside an instruction's accumulator; it counts what a thread is launched with, before
 #: registers change hands (ptxas 13.0: 154 for an accumulator of 128).
@@ -32,8 +32,7 @@ def _apply(sch: TileSchedule, hw):
 def _decide(sch: TileSchedule, kernel: KernelView, hw):
     given = sch.given_kernel(kernel, "tile.roles")
     if given is not None:
-        text = "given" if given else "all threads load and work"
-        return Decision(kernel.name, "roles", text, "given before the rules ran")
+        return Decision(kernel.name, "roles", _text(kernel, given), GIVEN)
     reason = _why_not(kernel, hw)
     if reason:
         return NotApplicable(f"not specialised: {reason}", kernel.name, "roles")
@@ -58,10 +57,15 @@ def _decide(sch: TileSchedule, kernel: KernelView, hw):
             rings.append({"name": f"load_{site.op.dst.buffer.name}", "copies": [site.name], "slots": 1})
     value = {"rings": rings, "registers": REGISTERS[kernel.threads // 128], "turns": int(_independent(kernel))}
     sch.annotate_kernel(kernel, "tile.roles", encode(value))
-    text = "; ".join(f"{r['name']}: {' + '.join(r['copies'])} x {r['slots']}" for r in rings)
-    text = f"one producer warpgroup, {kernel.threads // 128} consumer warpgroups; {text}"
     why = "all loads of the pipelined loops can be issued by TMA ahead of the products"
-    return Decision(kernel.name, "roles", text, why)
+    return Decision(kernel.name, "roles", _text(kernel, value), why)
+
+
+def _text(kernel: KernelView, value: dict) -> str:
+    if not value:
+        return "all threads load and work"
+    rings = "; ".join(f"{r['name']}: {' + '.join(r['copies'])} x {r['slots']}" for r in value["rings"])
+    return f"one producer warpgroup, {kernel.threads // 128} consumer warpgroups; {rings}"
 
 
 def _why_not(kernel: KernelView, hw) -> str | None:

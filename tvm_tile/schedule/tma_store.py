@@ -64,12 +64,15 @@ def _decide(sch: TileSchedule, kernel: KernelView, site: Site, hw, taken: int):
     _replace(sch, site, "tile.copy", encode(CopyPlan("tma", columns)))
     _replace(sch, site, "tile.slots", slots)
     _replace(sch, site, "tile.vector", vector)  # the map needs a base on 16 bytes
-    text = f"{site.op.src.buffer.name} -> {site.op.dst.buffer.name} by tma"
-    text += f", boxes of {BOX_ROWS} x {columns}, {slots} a warpgroup"
     why = "one thread a warpgroup stores whole boxes, and bounds cost nothing"
     if slots < boxes:
         why += f"; {boxes} boxes pass through them in turn"
-    return Decision(kernel.name, site.name, text, why), slots * each
+    return Decision(kernel.name, site.name, _text(site.op, columns, slots), why), slots * each
+
+
+def _text(op: CopyOp, columns: int, slots: int) -> str:
+    moved = f"{op.src.buffer.name} -> {op.dst.buffer.name} by tma"
+    return f"{moved}, boxes of {BOX_ROWS} x {columns}, {slots} a warpgroup"
 
 
 def _check(kernel: KernelView, site: Site, reason: str | None):
@@ -84,7 +87,8 @@ def _check(kernel: KernelView, site: Site, reason: str | None):
             site.location,
         )
     groups = read_fragments(kernel.info.block)[site.op.src.buffer.name].used_threads // WARPGROUP
-    return Decision(kernel.name, site.name, "by tma", GIVEN), slots * groups * _box_bytes(site.op, columns)
+    text = _text(site.op, columns, slots)
+    return Decision(kernel.name, site.name, text, GIVEN), slots * groups * _box_bytes(site.op, columns)
 
 
 def _replace(sch: TileSchedule, site: Site, key: str, value) -> None:
