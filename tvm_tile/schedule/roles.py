@@ -17,7 +17,7 @@ from .tma import why_not_tma
 __all__ = ["roles"]
 
 #: Registers a thread of (producer, consumer) by number of consumer warpgroups. A CTA starts with 65536 / threads
-#: registers a thread, in units of 8; what the producer gives up its consumers get. One consumer warpgroup has 255 anyway.
+#: registers a thread, in units of 8; what the producer gives up its consumers get. One consumer warpgroup has 255.
 REGISTERS = {1: None, 2: (24, 240), 3: (32, 160)}
 #: Registers that ptxas needs beside an instruction's accumulator; it counts what a thread is launched with, before
 #: registers change hands (ptxas 13.0: 154 for an accumulator of 128).
