@@ -33,7 +33,7 @@ class Variation:
     kernel : callable
         ``kernel(**shape, **tiles)`` returns the PrimFunc; its last parameter is the output.
     inputs : callable
-        ``inputs(shape, generator)`` returns the other arguments, on the CPU.
+        ``inputs(shape, generator)`` returns the other arguments, on torch's default device.
     output : callable
         ``output(shape)`` is the output's shape.
     reference : callable
@@ -46,6 +46,8 @@ class Variation:
         A shape for the CPU, with odd sizes, and the one to time.
     tiles : dict
         Tile sizes on the CPU and in the simulator; the kernel's own defaults are for GPUs.
+    tolerance : float
+        Largest error allowed of an output of 0, relative to those above 1.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Variation:
     small: dict
     large: dict
     tiles: dict = field(default_factory=dict)
+    tolerance: float = TOLERANCE
 
 
 def normal(*shape: int, generator, scale: float = 1.0) -> torch.Tensor:
@@ -67,15 +70,15 @@ def normal(*shape: int, generator, scale: float = 1.0) -> torch.Tensor:
 
 def arguments(variation: Variation, shape: Mapping, device: str, seed: int) -> list:
     """Inputs, and the output full of NaN."""
-    inputs = variation.inputs(shape, torch.Generator().manual_seed(seed))
-    out = torch.full(variation.output(shape), float("nan"), dtype=torch.bfloat16)
-    return [t.to(device) for t in (*inputs, out)]
+    with torch.device(device):
+        inputs = variation.inputs(shape, torch.Generator(device).manual_seed(seed))
+        return [*inputs, torch.full(variation.output(shape), float("nan"), dtype=torch.bfloat16)]
 
 
 def verify(variation: Variation, shape: Mapping, tensors: list) -> float:
     """The largest error of the output as a share of what is allowed; at most 1 passes."""
     want = variation.reference(shape, *tensors[:-1])
-    error = (tensors[-1].float() - want).abs() / (1 + want.abs()) / TOLERANCE
+    error = (tensors[-1].float() - want).abs() / (1 + want.abs()) / variation.tolerance
     return float("inf") if error.isnan().any() else error.max().item()
 
 
@@ -149,7 +152,7 @@ def plain_attention(causal: bool, dim: int | None = None) -> Callable:
         batch, heads, seq, width = shape["batch"], shape["heads"], shape["seq"], dim or shape["dim"]
         tensor = ((batch, seq, heads, width), torch.bfloat16)
         function = flash_attention(
-            batch, heads, seq, seq, width, causal=causal, dtype="bfloat16", lse=False, target="cuda"
+            batch, heads, seq, seq, width, causal=causal, dtype="bfloat16", lse=False, target="auto"
         )
         return function, [tensor] * 4, attention_flops(shape, causal, width, width)
 
@@ -166,7 +169,7 @@ def attention_flops(shape: Mapping, causal: bool, dim: int, dim_v: int) -> float
 def plain_gemm(shape: Mapping, m: int | None = None, n: int | None = None, k: int | None = None):
     """The library's product for a variation's shape."""
     m, n, k = m or shape["m"], n or shape["n"], k or shape["k"]
-    function = gemm(m, n, k, dtype="bfloat16", target="cuda")
+    function = gemm(m, n, k, dtype="bfloat16", target="auto")
     shapes = [((m, k), torch.bfloat16), ((n, k), torch.bfloat16), ((m, n), torch.bfloat16)]
     return function, shapes, 2 * m * n * k
 

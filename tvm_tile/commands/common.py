@@ -30,9 +30,9 @@ __all__ = [
 ]
 
 
-def add_op_options(parser: argparse.ArgumentParser) -> None:
-    """OP, ``--shape``, ``--dtype``, ``--target``, ``--config`` and ``--json``."""
-    parser.add_argument("op", metavar="OP", help="an op of `tvm-tile list`")
+def add_op_options(parser: argparse.ArgumentParser, optional: bool = False) -> None:
+    """OP (``optional``: it may be left out), ``--shape``, ``--dtype``, ``--target``, ``--config`` and ``--json``."""
+    parser.add_argument("op", metavar="OP", nargs="?" if optional else None, help="an op of `tvm-tile list`")
     parser.add_argument(
         "--shape", nargs="*", default=[], action="extend", metavar="K=V", help="sizes and options of the op"
     )

@@ -99,7 +99,7 @@ class OpSpec:
         raise NotImplementedError
 
     def arguments(self, shape: Mapping[str, Any], dtype: str, generator) -> tuple[list, list[int]]:
-        """The tensors of a call, on the CPU, and the positions of the outputs."""
+        """The tensors of a call, on any device, and the positions of the outputs."""
         raise NotImplementedError
 
     def expected(self, shape: Mapping[str, Any], dtype: str, tensors: list) -> list:
@@ -261,7 +261,7 @@ class OpSpec:
         device : str or torch.device
             Where the tensors go.
         generator : torch.Generator, optional
-            Of a CPU; a fresh one otherwise.
+            A fresh one of the CPU otherwise; one of a GPU is faster, and makes other numbers.
         """
         import torch
 
@@ -282,14 +282,16 @@ def torch_dtype(name: str):
 
 
 def random_tensor(shape, dtype: str, generator, scale: float = 1.0):
-    """Normally distributed numbers, or integers over the whole range of an integer dtype."""
+    """Normally distributed numbers, or integers over the whole range of an integer dtype, where the generator is."""
     import torch
 
     kind = torch_dtype(dtype)
     if not kind.is_floating_point:
         info = torch.iinfo(kind)
-        return torch.randint(info.min, info.max + 1, tuple(shape), generator=generator, dtype=torch.int64).to(kind)
-    return (torch.randn(tuple(shape), generator=generator) * scale).to(kind)
+        return torch.randint(
+            info.min, info.max + 1, tuple(shape), generator=generator, device=generator.device, dtype=torch.int64
+        ).to(kind)
+    return (torch.randn(tuple(shape), generator=generator, device=generator.device) * scale).to(kind)
 
 
 def poisoned(shape, dtype: str):

@@ -120,7 +120,8 @@ class FlashMLA(OpSpec):
         batch, heads, kv_len, dim, pe_dim = (shape[k] for k in ("batch", "heads", "kv_len", "dim", "pe_dim"))
         lengths = torch.full((batch,), kv_len, dtype=torch.int32)
         if shape["ragged"]:
-            lengths = torch.randint(0, kv_len + 1, (batch,), generator=generator).to(torch.int32)
+            lengths = torch.randint(0, kv_len + 1, (batch,), generator=generator, device=generator.device)
+            lengths = lengths.to(torch.int32).cpu()
             lengths[0] = kv_len
             if batch > 1:
                 lengths[1] = 0
@@ -227,9 +228,10 @@ def _paged(cache, page_size: int, generator):
 
     batch, kv_len = cache.shape[:2]
     columns = -(-kv_len // page_size)
-    padded = torch.full((batch, columns * page_size, *cache.shape[2:]), float("nan"), dtype=cache.dtype)
+    whole = (batch, columns * page_size, *cache.shape[2:])
+    padded = torch.full(whole, float("nan"), dtype=cache.dtype, device=cache.device)
     padded[:, :kv_len] = cache
-    order = torch.randperm(batch * columns, generator=generator)
-    pages = torch.empty(batch * columns, page_size, *cache.shape[2:], dtype=cache.dtype)
+    order = torch.randperm(batch * columns, generator=generator, device=generator.device)
+    pages = torch.empty(batch * columns, page_size, *cache.shape[2:], dtype=cache.dtype, device=cache.device)
     pages[order] = padded.view(batch * columns, page_size, *cache.shape[2:])
     return pages, order.view(batch, columns).to(torch.int32)

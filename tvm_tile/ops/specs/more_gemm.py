@@ -82,7 +82,7 @@ class DequantGemm(OpSpec):
             random_tensor(groups, dtype, generator, scale=0.1),
         ]
         if shape["zeros"]:
-            tensors.append(torch.randint(0, 16, groups, generator=generator).to(torch.uint8))
+            tensors.append(torch.randint(0, 16, groups, generator=generator, device=generator.device).to(torch.uint8))
         tensors.append(poisoned((m, n), dtype))
         return tensors, [len(tensors) - 1]
 
@@ -176,7 +176,8 @@ class GroupedGemm(OpSpec):
         import torch
 
         total, groups, n, k = (shape[key] for key in ("total", "groups", "n", "k"))
-        cuts = torch.randint(0, total + 1, (groups - 1,), generator=generator).sort().values
+        cuts = torch.randint(0, total + 1, (groups - 1,), generator=generator, device=generator.device)
+        cuts = cuts.cpu().sort().values
         offsets = torch.cat([torch.tensor([0]), cuts, torch.tensor([total])]).to(torch.int32)
         return [
             random_tensor((total, k), dtype, generator),
