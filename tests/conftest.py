@@ -7,8 +7,12 @@ import sys
 
 import pytest
 
-# The C thread pools of TVM, torch and OpenBLAS together must not oversubscribe a small CI machine.
-os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count() or 1))
+# The C thread pools of TVM, torch and OpenBLAS together must not oversubscribe a small CI machine. TVM's keeps all cores
+# also in a worker of pytest-xdist, so that kernels really run in parallel, but must not spin while it waits.
+_WORKER = os.environ.get("PYTEST_XDIST_WORKER")
+os.environ.setdefault("OMP_NUM_THREADS", "1" if _WORKER else str(os.cpu_count() or 1))
+if _WORKER:
+    os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "0")
 
 
 def pytest_addoption(parser):
@@ -36,7 +40,13 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory):
-    """Compiled kernels of the tests go to a folder of this run, so that a stale entry can never pass a test."""
+    """Compiled kernels of the tests go to a folder of this run, so that a stale entry can never pass a test.
+
+    The workers of a run share it: the simulator's runtime is built once, and the cache is made for concurrent use.
+    """
     if "TVM_TILE_CACHE_DIR" not in os.environ:
-        os.environ["TVM_TILE_CACHE_DIR"] = str(tmp_path_factory.mktemp("tvm_tile_cache"))
+        base = tmp_path_factory.getbasetemp()
+        folder = (base.parent if _WORKER else base) / "tvm_tile_cache"
+        folder.mkdir(exist_ok=True)
+        os.environ["TVM_TILE_CACHE_DIR"] = str(folder)
     yield

@@ -64,6 +64,21 @@ def compile(  # noqa: A001  the public name
     ------
     TileError
         A mistake in the kernel (its subclass says of what kind), or a compiler that is missing (ToolchainError).
+
+    Examples
+    --------
+    >>> @T.prim_func
+    ... def double(A: T.Tensor((100,), "float32"), B: T.Tensor((100,), "float32")):
+    ...     with T.Kernel(2, threads=64) as bx:
+    ...         for i in T.Parallel(64):
+    ...             B[bx * 64 + i] = A[bx * 64 + i] * 2
+    >>> kernel = tvm_tile.compile(double, "llvm")
+    >>> a, b = np.arange(100, dtype="float32"), np.zeros(100, dtype="float32")
+    >>> kernel(a, b)
+    >>> bool((b == 2 * a).all())
+    True
+    >>> tvm_tile.compile("softmax", shape={"rows": 4, "columns": 10}, target="llvm").name
+    'softmax'
     """
     start = time.perf_counter()
     tvm = prepare_tvm()

@@ -34,6 +34,15 @@ def load(path: str | os.PathLike) -> Kernel:
     ------
     TileError
         The file is missing, is no library of ours, or needs a GPU driver that is not here.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> kernel = tvm_tile.compile(tvm_tile.ops.gemm(8, 8, 8, dtype="float32"), "llvm")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     loaded = tvm_tile.load(kernel.export(os.path.join(folder, "gemm.so")))
+    >>> loaded.signature == kernel.signature
+    True
     """
     path = Path(path)
     if not path.is_file():

@@ -141,6 +141,11 @@ def target(name="auto"):
     ------
     TileTargetError
         An unknown name, ``"cuda"`` on a machine without a GPU, or a kind of target that is not supported.
+
+    Examples
+    --------
+    >>> str(tvm_tile.target("sm_90").attrs["arch"]), int(tvm_tile.target("sm_90").attrs["max_shared_memory_per_block"])
+    ('sm_90a', 232448)
     """
     tvm = prepare_tvm()
     # Tile functions in a Relax module are built by the pipeline of this name.

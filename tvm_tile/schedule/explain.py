@@ -80,6 +80,14 @@ def explain(func_or_kernel, target=None) -> str:
     -------
     str
         One line a decision: subject, decision, reason. ``!`` marks what is worth the author's attention.
+
+    Examples
+    --------
+    >>> print(tvm_tile.schedule.explain(tvm_tile.ops.gemm(128, 128, 128, dtype="float16"), "sm_80"))
+    decisions for sm_80
+    ...
+      gemm instruction
+    ...
     """
     func, arch = _function(func_or_kernel)
     if not read_log(func) or target is not None:
