@@ -62,7 +62,8 @@ def _describe_value(value: Any) -> str:
 def check_arguments(signature: Signature, args: tuple) -> None:
     """Raise a :class:`CallError` for the first thing that does not fit; return when everything does.
 
-    The order is: count, kinds and dtypes, devices, ranks, sizes (with the symbolic ones), strides, memory, overlaps, conditions.
+    The order is: count, kinds and dtypes, devices, ranks, sizes (with the symbolic ones), strides, memory, overlaps,
+    conditions.
     """
     name, parameters = signature.name, signature.parameters
     if len(args) != len(parameters):
