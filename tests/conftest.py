@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-# The C thread pools of TVM, torch and OpenBLAS together must not oversubscribe a small CI machine. TVM keeps all cores in
-# a worker of pytest-xdist too, so that kernels really run in parallel, but must not spin while it waits.
+# The C thread pools of TVM, torch and OpenBLAS together must not oversubscribe a small CI machine. TVM keeps all cores
+# in a worker of pytest-xdist too, so that kernels really run in parallel, but must not spin while it waits.
 _WORKER = os.environ.get("PYTEST_XDIST_WORKER")
 os.environ.setdefault("OMP_NUM_THREADS", "1" if _WORKER else str(os.cpu_count() or 1))
 if _WORKER:
