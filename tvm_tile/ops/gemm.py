@@ -58,7 +58,8 @@ def default_tiles(m, n, k, dtype: str = "float16", target: str = "sm_80") -> dic
         block_m = spread(block_m, size["m"], -(-size["n"] // block_n))
         block_n = spread(block_n, size["n"], -(-size["m"] // block_m))
     elif block_m * block_n <= 64 * 64:
-        threads = 128
+        # no more warps than instruction tiles (16 x 8)
+        threads = min(128, 32 * (block_m // 16) * (block_n // 8))
     return {"block_M": block_m, "block_N": block_n, "block_K": block_k, "num_stages": stages, "threads": threads}
 
 
