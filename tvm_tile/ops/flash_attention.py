@@ -285,20 +285,19 @@ def flash_attention(
                 active = True
                 if block_mask:
                     active = BlockMask[bz, by, row0 // sparse, key0 // sparse] != 0
-                if varlen:
-                    T.copy(K[k_start + key0 : k_start + key0 + block_N, by // group, 0:width], K_shared)
-                else:
-                    T.copy(K[bz, key0 : key0 + block_N, by // group, 0:width], K_shared)
-                T.gemm(
-                    Q_shared,
-                    K_shared,
-                    acc_s,
-                    transpose_B=True,
-                    policy=T.GemmWarpPolicy.FullRow,
-                    clear_accum=True,
-                    mask=active,
-                )
                 if active:
+                    if varlen:
+                        T.copy(K[k_start + key0 : k_start + key0 + block_N, by // group, 0:width], K_shared)
+                    else:
+                        T.copy(K[bz, key0 : key0 + block_N, by // group, 0:width], K_shared)
+                    T.gemm(
+                        Q_shared,
+                        K_shared,
+                        acc_s,
+                        transpose_B=True,
+                        policy=T.GemmWarpPolicy.FullRow,
+                        clear_accum=True,
+                    )
                     if bias:
                         for i, j in T.Parallel(block_M, block_N):
                             acc_s[i, j] = acc_s[i, j] * (scale * LOG2E) + LOG2E * T.cast(
@@ -342,16 +341,16 @@ def flash_attention(
                     T.copy(acc_s, acc_s_cast)
                     for i, j in T.Parallel(block_M, width):
                         acc_o[i, j] *= scores_scale[i]
-                if varlen:
-                    # the rows beyond the end belong to the next sequence: a NaN there must not enter 0 * V
-                    T.copy(V[k_start + key0 : k_start + key0 + block_N, by // group, 0:width], V_shared)
-                    if key0 + block_N > len_kv:
-                        for i, j in T.Parallel(block_N, width):
-                            if key0 + i >= len_kv:
-                                V_shared[i, j] = 0
-                else:
-                    T.copy(V[bz, key0 : key0 + block_N, by // group, 0:width], V_shared)
-                T.gemm(acc_s_cast, V_shared, acc_o, policy=T.GemmWarpPolicy.FullRow, mask=active)
+                    if varlen:
+                        # the rows beyond the end belong to the next sequence: a NaN there must not enter 0 * V
+                        T.copy(V[k_start + key0 : k_start + key0 + block_N, by // group, 0:width], V_shared)
+                        if key0 + block_N > len_kv:
+                            for i, j in T.Parallel(block_N, width):
+                                if key0 + i >= len_kv:
+                                    V_shared[i, j] = 0
+                    else:
+                        T.copy(V[bz, key0 : key0 + block_N, by // group, 0:width], V_shared)
+                    T.gemm(acc_s_cast, V_shared, acc_o, policy=T.GemmWarpPolicy.FullRow)
 
             # a row without any valid key has logsum 0
             for i in T.Parallel(block_M):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.ir import TensorLoad, Var
 
+from ..errors import TileShapeError
 from ..ir.ops import FillOp, ParallelOp, ReduceOp
 from ..ir.visit import walk
 from .analysis import FRAGMENT, KernelView, Site
@@ -22,9 +23,13 @@ __all__ = ["deferred_sums"]
 def _apply(sch: TileSchedule, hw):
     answers = []
     for kernel, site in sch.sites(ReduceOp):
-        if site.op.kind != "sum" or not site.op.clear or sch.given(site, "tile.deferred") is not None:
+        given = sch.given(site, "tile.deferred")
+        if given is None and (site.op.kind != "sum" or not site.op.clear):
             continue
-        found = _accumulation(kernel, site)
+        found = _accumulation(kernel, site) if site.op.kind == "sum" and site.op.clear else "it is no sum of its own"
+        if given is not None and (isinstance(found, str) or given != found.name):
+            why = found if isinstance(found, str) else f"{found.name} accumulates it"
+            raise TileShapeError(f"{site.name} cannot be combined late in {given}: {why}", site.location)
         if isinstance(found, str):
             answers.append(NotApplicable(f"combined in every iteration: {found}", kernel.name, site.name))
             continue
