@@ -395,7 +395,7 @@ def test_pipelined_bounds_with_quotients_round_trip(steps):
     """TVM's simplifier needs several rounds for the extent; one round printed and parsed to another one."""
 
     @T.prim_func
-    def split(A: T.Tensor((steps * 16,), "float32"), O: T.Tensor((3, 16), "float32")):
+    def split(A: T.Tensor((steps * 16,), "float32"), Out: T.Tensor((3, 16), "float32")):
         with T.Kernel(3, threads=32) as bz:
             tile = T.alloc_shared((16,), "float32")
             total = T.alloc_fragment((16,), "float32")
@@ -404,7 +404,7 @@ def test_pipelined_bounds_with_quotients_round_trip(steps):
                 T.copy(A[k * 16 : k * 16 + 16], tile)
                 for i in T.Parallel(16):
                     total[i] += tile[i]
-            T.copy(total, O[bz, :])
+            T.copy(total, Out[bz, :])
 
     check_round_trip(split)
     a, o = rand(np.random.default_rng(0), steps * 16), out((3, 16))

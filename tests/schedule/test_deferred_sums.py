@@ -39,7 +39,8 @@ def kernel(update="scale", start=0.0, read_inside=False):
 
 def deferred(func, arch="sm_80"):
     decided = decide(func, hardware.lookup(arch))
-    found = [read_deferred(op.annotations) for op in tile_ops(decided.body) if op.annotations.get("tile.reduce") == "sum"]
+    sums = [op for op in tile_ops(decided.body) if op.annotations.get("tile.reduce") == "sum"]
+    found = [read_deferred(op.annotations) for op in sums]
     assert len(found) == 1
     return found[0]
 
@@ -50,13 +51,17 @@ def test_a_sum_that_is_only_scaled_and_added_waits(update):
 
 
 @pytest.mark.parametrize(
-    "options", [{"update": "square"}, {"start": 1.0}, {"read_inside": True}], ids=["not linear", "not zero", "read inside"]
+    "options",
+    [{"update": "square"}, {"start": 1.0}, {"read_inside": True}],
+    ids=["not linear", "not zero", "read inside"],
 )
 def test_other_sums_are_combined_at_once(options):
     assert deferred(kernel(**options)) is None
 
 
-@pytest.mark.parametrize("options", [{}, {"update": "add"}, {"update": "square"}, {"start": 1.0}, {"read_inside": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"update": "add"}, {"update": "square"}, {"start": 1.0}, {"read_inside": True}]
+)
 def test_numbers(options):
     np = pytest.importorskip("numpy")
     from tvm_tile.lower.cuda import lower_cuda

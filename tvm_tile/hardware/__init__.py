@@ -10,7 +10,20 @@ from .occupancy import Occupancy, occupancy
 from .sm_80 import SM_80
 from .sm_90 import H100, H200, SM_90
 
-__all__ = ["CPU", "GPU", "H100", "H200", "SM_80", "SM_90", "Occupancy", "gpu_of_target", "lookup", "names", "occupancy", "this_cpu"]
+__all__ = [
+    "CPU",
+    "GPU",
+    "H100",
+    "H200",
+    "SM_80",
+    "SM_90",
+    "Occupancy",
+    "gpu_of_target",
+    "lookup",
+    "names",
+    "occupancy",
+    "this_cpu",
+]
 
 _GPUS = {
     "sm_80": SM_80, "a100": SM_80,

@@ -47,7 +47,7 @@ def lower_gemm(storage: Storage, node: OpNode, hw) -> list[MicroNode]:
 
 
 def _staged_operands(storage: Storage, node: OpNode) -> tuple[list[MicroNode], OpNode]:
-    """Steps that bring fragments laid out for something else to shared memory, and the product that reads them there."""
+    """Steps that bring fragments laid out for something else to shared memory, and the product that reads it."""
     steps: list[MicroNode] = []
     changes = {}
     for name in read_convert(node.op.annotations):

@@ -85,7 +85,8 @@ def _as(coordinate, axis: Var):
 
 
 def _thread(var: Var, extent, tag: str, body):
-    return AttrStmt(IterVar(Range(0, _expr(extent)), var, IterVar.ThreadIndex, tag), "thread_extent", _expr(extent), body)
+    axis = IterVar(Range(0, _expr(extent)), var, IterVar.ThreadIndex, tag)
+    return AttrStmt(axis, "thread_extent", _expr(extent), body)
 
 
 def _rasterise(blocks: list[Var], grid: list, raster):

@@ -28,7 +28,8 @@ __all__ = ["TurnNode", "defer_releases", "overlap_iterations", "rotate", "stored
 class TurnNode:
     """Two consumer warpgroups take turns at issuing products: ``enter`` waits for one's turn, else it is passed on.
 
-    While one works on scalars, the other's products have the tensor cores (ping-pong, FlashAttention-3, Shah et al. 2024).
+    While one works on scalars, the other's products have the tensor cores (ping-pong; FlashAttention-3, Shah et al.
+    2024).
     """
 
     enter: bool
@@ -97,9 +98,9 @@ def _on_chip(buffers: list[Var]) -> list[Var]:
 def defer_releases(loop: LoopNode, is_async) -> list[Node] | None:
     """Deferral, or None where the body's final product is looked at in every iteration.
 
-    The slot of the final product goes back in the next iteration, behind that iteration's first product: the tensor cores
-    find the next product queued when the final one ends. Where other work touches the accumulator, ptxas gives up and
-    serialises all products of the kernel (C7514), so that such a loop is left alone.
+    The slot of the final product goes back in the next iteration, behind that iteration's first product: the tensor
+    cores find the next product queued when the final one ends. Where other work touches the accumulator, ptxas gives up
+    and serialises all products of the kernel (C7514), so that such a loop is left alone.
     """
     body = loop.body
     tail = _tail(body, is_async)

@@ -167,7 +167,7 @@ class _Reduction:
         """Steps that combine across threads what ``total`` holds in parts."""
         if not self.deferred:
             return []  # the sum was combined where it was made
-        storage, held = self.storage, self.storage.fragments[total]
+        held = self.storage.fragments[total]
         label = f"complete {total.name}"
 
         def take():
