@@ -1,8 +1,8 @@
 """Row sums that a loop only accumulates: their combination across threads waits until the loop is over.
 
 ``reduce_sum(s, r)`` followed by ``x = x * a + r`` is linear in ``r``: each thread may add up its own part of the row in
-``x`` and the parts are combined once, after the loop, instead of in every iteration. Annotation ``tile.deferred`` = name
-of ``x`` on the reduce block.
+``x`` and the parts are combined once, after the loop, instead of in every iteration. Annotation ``tile.deferred`` =
+name of ``x`` on the reduce block.
 """
 
 from __future__ import annotations
