@@ -77,8 +77,8 @@ class CostModel:
         self.screen, self.judge = _Trees(seed, threads), _Trees(seed + 1, threads)
         self._stale = True
 
-    #: Measurements before the model has an opinion.
-    warm_up = 4
+    #: Measurements before the model has an opinion; an earlier one leads the search astray.
+    warm_up = 12
 
     @property
     def trained(self) -> bool:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import TileError
+from .interrupt import deferred
 from .space import Space, import_meta_schedule
 
 __all__ = ["Database", "locked", "read_lines", "repair", "replay", "rewrite"]
@@ -139,11 +140,12 @@ class Database:
         trace = self.space.schedule(config).trace
         times = [FAILED_SECONDS if seconds is None else float(seconds)]
         record = self._ms.database.TuningRecord(trace, self.workload, times, self.target, [])
-        self.meta.commit_tuning_record(record)
         line = {"problem": self.space.problem.identity, "config": dict(config), "seconds": seconds, **details}
-        with (self.folder / TRIALS).open("a") as file:
-            file.write(json.dumps(line) + "\n")
-        self.known[self.space.key(config)] = seconds
+        with deferred():
+            self.meta.commit_tuning_record(record)
+            with (self.folder / TRIALS).open("a") as file:
+                file.write(json.dumps(line) + "\n")
+            self.known[self.space.key(config)] = seconds
 
     def config(self, key: tuple) -> dict[str, Any]:
         """A key's configuration."""

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .cost_model import CostModel, as_meta_schedule
+from .interrupt import deferred
 from .space import Space, import_meta_schedule
 
 __all__ = ["Evolution", "Rejections", "Sweep"]
 
-#: Configurations that evolve between two batches. On made-up landscapes of gemm's size 64 trials in batches of 8 find the
-#: best with 256, and stop short of it with 64.
+#: Configurations that evolve between two batches. On made-up landscapes of gemm's size 64 trials in batches of 8 find
+#: the best with 256, and mostly stop short of it with 64.
 POPULATION = 256
 #: Rounds of the search without a new configuration before the rest is drawn at random.
 EMPTY_ROUNDS = 3
@@ -244,7 +245,8 @@ class Evolution:
         """Up to ``count`` legal configurations that were not measured; none when the space is used up."""
         while self._empty < EMPTY_ROUNDS:
             self._model.new_round()
-            candidates = self._context.generate_measure_candidates()
+            with deferred():
+                candidates = self._context.generate_measure_candidates()
             if candidates is None:
                 self._empty = EMPTY_ROUNDS
                 break
@@ -275,7 +277,8 @@ class Evolution:
         for key in keys:
             found = seconds.get(key)
             answers.append(result([found], None) if found is not None else result(None, "not measured or failed"))
-        self._context.notify_runner_results(candidates, answers)
+        with deferred():
+            self._context.notify_runner_results(candidates, answers)
 
 
 def _quiet_logger():
