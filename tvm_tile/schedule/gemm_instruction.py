@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ..errors import TileShapeError, TileTargetError, TileTypeError
 from ..ir.ops import GemmOp
-from ..layout import MMA, WGMMA, Instruction, allowed_triples, supported, why_not_swizzled
+from ..layout import MMA, WGMMA, Instruction, LayoutError, SharedLayout, allowed_triples, supported, why_not_swizzled
 from .analysis import FRAGMENT, SHARED, KernelView, Site, dtype_bits
 from .rule import GIVEN, Decision, NotApplicable, Rule, TileSchedule
 
@@ -136,7 +136,10 @@ def _decide(sch: TileSchedule, kernel: KernelView, site: Site, hw, families) -> 
     if given is not None:
         _check(op, site, [str(g) for g in given[:1]] + list(given[1:]), hw)
         return Decision(kernel.name, site.name, _text(given), GIVEN)
-    instruction, why = choose_instruction(op, site.threads, hw, families)
+    plain = _why_plain(kernel, op) if WGMMA in families else None
+    usable = [f for f in families if f != WGMMA] if plain else families
+    instruction, why = choose_instruction(op, site.threads, hw, usable)
+    why = f"{why}; not wgmma: {plain}" if plain and instruction is not None else why
     if instruction is not None and op.a.scope == FRAGMENT and op.trans_a:
         raise TileTargetError(
             f"T.gemm: A ({op.a.buffer.name}) is a fragment and transposed; tensor cores read A from registers with K "
@@ -147,6 +150,24 @@ def _decide(sch: TileSchedule, kernel: KernelView, site: Site, hw, families) -> 
     value = _value(op, instruction)
     sch.annotate(site, "tile.instruction", value)
     return Decision(kernel.name, site.name, _text(value), why)
+
+
+def _why_plain(kernel: KernelView, op: GemmOp) -> str | None:
+    """Why an operand cannot be swizzled as wgmma wants it, or None: it is viewed, or laid out by the user."""
+    for region in (op.a, op.b):
+        if region.scope != SHARED:
+            continue
+        base = kernel.base(region.buffer)
+        if kernel.views(base):
+            return f"{base.name} has views, which see its rows back to back"
+        given = kernel.info.layouts.get(base.name)
+        try:
+            layout = None if given is None else SharedLayout.from_json(given)
+        except (LayoutError, TypeError, ValueError):
+            continue  # the layout rule reports it
+        if layout is not None and not layout.span:
+            return f"the layout given for {base.name} is not swizzled"
+    return None
 
 
 def _value(op: GemmOp, instruction: Instruction | None) -> list:

@@ -167,7 +167,8 @@ def _manual(node: LoopNode, plan: PipelinePlan) -> tuple[list[Node], dict[Var, V
          and n.op.name not in plan.producers for b in touched_buffers(n.op) if b in written_at),
         default=1,
     )  # fmt: skip
-    body: list[Node] = [WaitNode(max(distance - 1, 0))] if written_at else []
+    # the barrier behind the wait publishes what all threads have waited for; no earlier one can
+    body: list[Node] = [WaitNode(max(distance - 1, 0)), BarrierNode()] if written_at else []
     for statement in sorted(range(count), key=lambda s: order[s]):
         stage = plan.stage[statement]
         picked = clone(node.body, {node.var: var - stage}, lambda n, s=statement: n.op.statement == s)
