@@ -16,7 +16,7 @@ import sys
 from types import ModuleType
 
 _LAZY = {
-    "Report": (".session", "Report"),
+    "Report": (".report", "Report"),
     "run": (".session", "run"),
     "replay": (".database", "replay"),
     "tune": (".session", "tune"),
