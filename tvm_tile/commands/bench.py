@@ -14,7 +14,6 @@ import os
 import statistics
 import sys
 import tempfile
-from importlib import resources
 from pathlib import Path
 
 from . import common
@@ -42,11 +41,7 @@ def add_parser(subparsers) -> None:
 
 def shape_list(name: str) -> list[dict]:
     """A named list for ``--all``: ``{"op", "dtype", "shape"}`` each, with ``"published"`` seconds of others."""
-    lists = json.loads(resources.files("tvm_tile.commands").joinpath("bench_shapes.json").read_text())
-    if name not in lists:
-        advice = common.suggestion(name, list(lists), "there are")
-        raise common.TileError(f"there is no list of shapes {name!r}", advice=advice)
-    return lists[name]
+    return common.named_list("tvm_tile.commands", "bench_shapes.json", name)
 
 
 def execute(arguments) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import importlib.resources
 import importlib.util
 import json
 import sys
@@ -20,6 +21,7 @@ __all__ = [
     "emit",
     "find_op",
     "importable",
+    "named_list",
     "need_torch",
     "parse_assignments",
     "prepare",
@@ -193,6 +195,14 @@ def need_torch():
     except ImportError:
         raise TileError("this command needs torch", advice="pip install torch") from None
     return torch
+
+
+def named_list(package: str, file: str, name: str) -> list[dict]:
+    """A list of shapes for ``--all``, by its name in a JSON file of a package."""
+    lists = json.loads(importlib.resources.files(package).joinpath(file).read_text())
+    if name not in lists:
+        raise TileError(f"there is no list of shapes {name!r}", advice=suggestion(name, list(lists), "there are"))
+    return lists[name]
 
 
 def importable(name: str) -> bool:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from importlib import resources
-
 from ..errors import TileError
 from . import common
 
@@ -46,11 +43,7 @@ def add_parser(subparsers) -> None:
 
 def shape_list(name: str) -> list[dict]:
     """A named list of shapes: ``{"op", "dtype", "shape"}`` each, for ``--all``."""
-    lists = json.loads(resources.files("tvm_tile.tune").joinpath("shapes.json").read_text())
-    if name not in lists:
-        advice = common.suggestion(name, list(lists), "there are")
-        raise TileError(f"there is no list of shapes {name!r}", advice=advice)
-    return lists[name]
+    return common.named_list("tvm_tile.tune", "shapes.json", name)
 
 
 def execute(arguments) -> int:

@@ -14,6 +14,7 @@ from tvm.ir import Var
 
 from ..errors import TileShapeError, TileTypeError
 from ..ir.visit import mentions
+from ..layout.arith import round_up
 
 __all__ = [
     "LN2",
@@ -113,11 +114,6 @@ def dimension(op: str, name: str, value):
         return value
     check_positive(op, **{name: value})
     return int(value)
-
-
-def round_up(value: int, step: int) -> int:
-    """The least multiple of ``step`` that is at least ``value``."""
-    return -(-value // step) * step
 
 
 def next_power_of_two(value: int) -> int:

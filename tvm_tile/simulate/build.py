@@ -18,6 +18,7 @@ from pathlib import Path
 
 from tvm_tile.errors import InternalError, ToolchainError
 
+from ..runtime import cache
 from .errors import UnsupportedInstructionError
 
 _HERE = Path(__file__).resolve().parent
@@ -39,10 +40,7 @@ _KERNEL_FLAGS = [
 
 def cache_dir() -> Path:
     """Folder of the simulator's build cache."""
-    root = os.environ.get("TVM_TILE_CACHE_DIR")
-    if not root:
-        root = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "tvm_tile")
-    path = Path(root) / "simulate"
+    path = cache.cache_dir() / "simulate"
     path.mkdir(parents=True, exist_ok=True)
     return path
 

@@ -11,16 +11,12 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.ir import Expr, Var
 
+from ...layout.arith import round_up
 from .builder import Builder, const_int, lanes_of, load, ramp, shuffle, vload, vtype
 from .convert import compute_dtype, narrow, storage_dtype, widen
 from .fma import VectorUnit
 
 BLOCK = 16  # the transposes work on 16 x 16 words
-
-
-def round_up(value: int, step: int) -> int:
-    """The next multiple of ``step``."""
-    return -(-value // step) * step
 
 
 @dataclass(frozen=True)

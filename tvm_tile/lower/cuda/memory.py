@@ -8,6 +8,7 @@ from tvm.ir import TensorLoad, Var
 
 from ...errors import TileResourceError
 from ...ir.visit import walk
+from ...layout.arith import round_up
 from .program import CondNode, LoopNode, MicroNode, Node, RawNode, WhileNode
 from .storage import SharedTile, Storage
 
@@ -82,7 +83,7 @@ def place_tiles(
     for buffer in order:
         tile = storage.tiles[buffer]
         align = max(tile.layout.alignment, 16)
-        at = _round(reserved, align)
+        at = round_up(reserved, align)
         # first gap among the tiles that are live at the same time
         for other in sorted(
             (p for p in placed if _meet(live[p], live[buffer])), key=lambda p: storage.tiles[p].byte_offset
@@ -90,7 +91,7 @@ def place_tiles(
             taken = storage.tiles[other]
             if at + tile.bytes <= taken.byte_offset:
                 break
-            at = max(at, _round(taken.byte_offset + taken.bytes, align))
+            at = max(at, round_up(taken.byte_offset + taken.bytes, align))
         tile.byte_offset = at
         placed.append(buffer)
         total = max(total, at + tile.bytes)
@@ -103,10 +104,6 @@ def place_tiles(
     if total > limit:
         raise _too_large([storage.tiles[b] for b in order], total, limit, location)
     return Placement(total, live)
-
-
-def _round(value: int, align: int) -> int:
-    return -(-value // align) * align
 
 
 def _meet(a: tuple[int, int], b: tuple[int, int]) -> bool:

@@ -26,6 +26,7 @@ from ...layout import (
     register_in,
     replicated_fragment,
 )
+from ...layout.arith import product
 from ...schedule.decisions import read_deferred
 from .build import const, loop, seq, unrolled, when
 from .convert import NARROW, cast
@@ -41,13 +42,6 @@ _WARP = 32
 _RANKS_UNROLLED = 8
 _DEVICE = "__device__ __forceinline__"
 _CHAINS = 4
-
-
-def _product(values) -> int:
-    out = 1
-    for value in values:
-        out *= value
-    return out
 
 
 def accumulator_dtype(dtype: str) -> str:
@@ -138,7 +132,7 @@ class _Reduction:
         self.chains = self._independent_chains()
         self.parts = self.acc
         if self.chains:
-            count = self.registers * _product(size for size, _ in self.chains)
+            count = self.registers * product(size for size, _ in self.chains)
             self.parts = storage.new_local((count,), self.dtype, f"{self.op.dst.buffer.name}_parts")
 
     def _plan(self) -> tuple[ReducePlan, _Result]:
@@ -242,14 +236,14 @@ class _Reduction:
         return found
 
     def _partial(self):
-        count = self.registers * _product(size for size, _ in self.chains)
+        count = self.registers * product(size for size, _ in self.chains)
         start = unrolled(count, lambda r: BufferStore(self.parts, identity(self.op.kind, self.dtype), [r]), "r")
         across = None if self.deferred else self._butterfly()
         return seq([start, self.space.visit(self._element), self._join_chains(), across])
 
     def _join_chains(self):
         """The independent chains combined, pairwise."""
-        width = _product(size for size, _ in self.chains)
+        width = product(size for size, _ in self.chains)
         if width == 1:
             return None
 
@@ -278,7 +272,7 @@ class _Reduction:
         value = self._transform(self.space.place(load, reg, values))
         at = self._accumulator(reg)
         if self.chains:
-            at = at * _product(size for size, _ in self.chains) + self._chain(expr(reg))
+            at = at * product(size for size, _ in self.chains) + self._chain(expr(reg))
         return BufferStore(self.parts, combine(op.kind, self.parts[at], value), [at])
 
     def _accumulator(self, reg):

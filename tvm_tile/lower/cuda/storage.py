@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import tvm
 from tvm import tirx
 from tvm.ir import TensorLoad, Var
 from tvm.script import tirx as T
@@ -16,14 +15,10 @@ from tvm.tirx import BufferStore, is_buffer_var
 from ...errors import InternalError
 from ...ir.visit import rewrite
 from ...layout import Fragment, SharedLayout, contains, register_in
+from ...schedule.analysis import dtype_bits
 from .program import Version
 
 __all__ = ["FragmentStorage", "SharedTile", "Storage", "dtype_bits"]
-
-
-def dtype_bits(dtype: str) -> int:
-    """Bits of an element in memory (bool takes a byte)."""
-    return 8 if dtype == "bool" else int(tvm.runtime.DataType(dtype).bits)
 
 
 @dataclass
