@@ -233,17 +233,9 @@ def _config_of(func) -> dict:
     """The tunable parameters that the factory recorded as the attribute ``tile.config``."""
     if func.attrs is None or "tile.config" not in func.attrs:
         return {}
-    return {str(k): _plain(v) for k, v in func.attrs["tile.config"].items()}
+    from ..ir.kernels import plain
 
-
-def _plain(value):
-    if isinstance(value, (bool, int, float, str)) or value is None:
-        return value
-    if hasattr(value, "value"):
-        return _plain(value.value)
-    if hasattr(value, "items"):
-        return {str(k): _plain(v) for k, v in value.items()}
-    return [_plain(v) for v in value]
+    return plain(func.attrs["tile.config"])
 
 
 def _link(module, folder: Path, data: dict) -> None:

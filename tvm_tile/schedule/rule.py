@@ -10,6 +10,7 @@ import tvm
 from tvm import s_tir, tirx
 
 from ..errors import TileShapeError
+from ..ir.kernels import plain
 from ..layout import LayoutError
 from .analysis import KernelView, Scope, Site, kernel_views
 from .decisions import encode
@@ -129,7 +130,7 @@ class TileSchedule:
     def given_kernel(self, kernel: KernelView, key: str):
         """A kernel block's annotation, or None."""
         notes = kernel.info.block.annotations
-        return _parsed(_plain(notes[key])) if key in notes else None
+        return _parsed(plain(notes[key])) if key in notes else None
 
     def annotate_kernel(self, kernel: KernelView, key: str, value) -> None:
         """Set a kernel block's annotation, as JSON text where it is no int or text."""
@@ -160,14 +161,8 @@ class TileSchedule:
         return func
 
 
-def _plain(value):
-    from ..ir.kernels import plain
-
-    return plain(value)
-
-
 def _parsed(value):
-    value = _plain(value) if value is not None else None
+    value = plain(value) if value is not None else None
     if isinstance(value, str) and value[:1] in "[{":
         return json.loads(value)
     return value

@@ -497,11 +497,12 @@ class Session:
 
 def target_text(target) -> str:
     """A target as workers rebuild it; on the same machine they find the same CPU features."""
+    from ..ir.kernels import plain
     from ..runtime.targets import host_target
 
     if target.kind.name != "cuda" and str(target) == str(host_target()):
         return "llvm"
-    return json.dumps(_plain(dict(target.export())))
+    return json.dumps(plain(dict(target.export())))
 
 
 def _kind(stage: str, error: str) -> str:
@@ -521,11 +522,3 @@ def _first_line(text: str) -> str:
 
 def _now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _plain(value):
-    if isinstance(value, (bool, int, float, str)) or value is None:
-        return value
-    if hasattr(value, "items"):
-        return {str(k): _plain(v) for k, v in value.items()}
-    return [_plain(v) for v in value]
