@@ -416,3 +416,53 @@ def test_infinity_of_each_dtype(device):
     }
     args = [out((2, 3)), out(2, "float16"), out(2, "bfloat16")]
     check(device, kernel, args, want)
+
+
+def test_threads_see_through_a_global_tensor_what_others_wrote(device):
+    """``__restrict__`` would let nvcc keep the first value that a thread reads of A in a register."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "int32"), B: T.Tensor((64,), "int32"), n: T.int32):
+        with T.Kernel(1, threads=64) as bx:
+            for step in T.serial(n):
+                for i in T.Parallel(64):
+                    B[i] = A[(i + 1) % 64] + step
+                for i in T.Parallel(64):
+                    A[i] = B[63 - i]
+
+    a = torch.randint(-1000, 1000, (64,), dtype=torch.int32)
+    want, b = a.clone(), None
+    for step in range(5):
+        b = want.roll(-1) + step
+        want = b.flip(0)
+    check(device, kernel, [a, out(64, "int32"), 5], {0: want, 1: b}, undefined=False)
+
+
+def test_only_kernels_that_exchange_through_memory_lose_restrict():
+    @T.prim_func
+    def apart(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64) as bx:
+            for i in T.Parallel(64):
+                B[i] = A[i] * 2
+
+    @T.prim_func
+    def exchanged(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64) as bx:
+            for i in T.Parallel(64):
+                B[i] = A[i] * 2
+            for i in T.Parallel(64):
+                A[i] = B[63 - i]
+
+    @T.prim_func
+    def one_after_another(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64) as bx:
+            for i in T.Parallel(64):
+                B[i] = A[i] * 2
+        with T.Kernel(1, threads=64) as bx:
+            for i in T.Parallel(64):
+                A[i] = B[63 - i]
+
+    for kernel, count in ((apart, 2), (exchanged, 0), (one_after_another, 4)):
+        source = tvm_tile.compile(kernel, "sm_80").source
+        heads = [line for line in source.splitlines() if "__global__" in line and line.endswith("{")]
+        assert sum(line.count("__restrict__") for line in heads) == count

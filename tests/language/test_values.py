@@ -385,6 +385,46 @@ def test_scalars_of_every_kind():
     assert a.tolist() == [3, 2**32, 0.5, 1]
 
 
+@pytest.mark.parametrize(
+    "dtype, value",
+    [
+        ("bool", True),
+        ("int8", -100),
+        ("uint8", 200),
+        ("int16", -30000),
+        ("uint16", 60000),
+        ("int32", -(2**31)),
+        ("uint32", 2**31 + 128),
+        ("int64", -(2**40)),
+        ("uint64", 2**62 + 2**40),
+        ("float32", 0.1),
+        ("float64", 1 / 3),
+    ],
+)
+def test_scalars_of_every_dtype(dtype, value):
+    @T.prim_func
+    def kernel(A: T.Tensor((2,), "float64"), x: getattr(T, dtype), n: T.int32):
+        with T.Kernel(n, threads=32) as bx:
+            A[bx] = T.cast(x, "float64")
+
+    a = out(2, "float64")
+    run(kernel, a, value, 2)
+    want = float(np.float32(value)) if dtype == "float32" else float(value)
+    assert a.tolist() == [want, want]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float8_e4m3fn"])
+def test_narrow_float_scalars_are_refused(dtype):
+    with pytest.raises(tvm_tile.TileTypeError, match=f"x: a scalar parameter cannot have dtype {dtype}") as error:
+
+        @T.prim_func
+        def kernel(A: T.Tensor((4,), "float32"), x: getattr(T, dtype)):
+            with T.Kernel(1, threads=32) as bx:
+                A[0] = T.cast(x, "float32")
+
+    assert "declare x: T.float32" in str(error.value)
+
+
 def test_infinity_of_float8_is_refused():
     """What is stored as float8 saturates, so that an infinity would silently become the largest value."""
     for dtype in ("float8_e4m3fn", "float8_e5m2"):

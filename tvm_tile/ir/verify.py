@@ -9,13 +9,16 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.ir import TensorLoad, Var
 
-from ..errors import TileSyntaxError
+from ..errors import SourceLocation, TileSyntaxError, TileTypeError
 from .kernels import kernels_of
 from .ops import ParallelOp, tile_ops
 from .races import check_independent, scratch_of
 from .visit import walk
 
 __all__ = ["verify"]
+
+# What a call can pass to a function; Python has no narrow floats.
+_SCALARS = {"bool", "float32", "float64"} | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 
 
 def verify(func: tirx.PrimFunc) -> None:
@@ -29,10 +32,11 @@ def verify(func: tirx.PrimFunc) -> None:
     Raises
     ------
     TileError
-        Where iterations of T.Parallel depend on each other.
+        Where iterations of T.Parallel depend on each other; for a scalar parameter that no call can pass.
     InternalError
         Where a block is not one that the language makes.
     """
+    _check_scalars(func)
     for kernel in kernels_of(func):
         roots = _roots(kernel.block.body)
         scratch = []
@@ -42,6 +46,20 @@ def verify(func: tirx.PrimFunc) -> None:
                 scratch += scratch_of(op)
         if scratch:
             _check_scratch_stays_inside(kernel, scratch)
+
+
+def _check_scalars(func: tirx.PrimFunc) -> None:
+    for param in func.params:
+        if tirx.is_buffer_var(param):
+            continue
+        dtype = str(param.ty.dtype)
+        if dtype in _SCALARS or dtype == "handle":
+            continue
+        raise TileTypeError(
+            f"{param.name}: a scalar parameter cannot have dtype {dtype}",
+            SourceLocation.from_span(func.span),
+            f"declare {param.name}: T.float32 and cast it in the kernel: T.cast({param.name}, {dtype!r})",
+        )
 
 
 def _roots(body) -> dict[Var, Var]:

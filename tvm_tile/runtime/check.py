@@ -15,13 +15,16 @@ __all__ = ["check_arguments", "check_scalar", "scalar_range"]
 
 
 def scalar_range(dtype: str) -> tuple[int, int] | None:
-    """Smallest and largest value of an integer type; None for a float."""
+    """Smallest and largest value of an integer type that a call can pass; None for a float.
+
+    TVM's calling convention carries integers as int64, so that the upper half of uint64 cannot be passed.
+    """
     if dtype == "bool":
         return 0, 1
     for prefix, signed in (("uint", False), ("int", True)):
         if dtype.startswith(prefix):
             bits = int(dtype[len(prefix) :])
-            return (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
+            return (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2 ** min(bits, 63) - 1)
     return None
 
 
@@ -45,7 +48,8 @@ def check_scalar(signature: Signature, position: int, value: Any):
     value = int(value)
     if not bounds[0] <= value <= bounds[1]:
         raise CallError(
-            f"{signature.name}: {where} = {value} is outside of {parameter.dtype} ({bounds[0]} to {bounds[1]})"
+            f"{signature.name}: {where} = {value} is outside of {parameter.dtype} ({bounds[0]} to {bounds[1]})",
+            advice="integers are passed as int64" if parameter.dtype == "uint64" and value > 0 else None,
         )
     return value
 

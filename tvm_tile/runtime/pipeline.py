@@ -138,6 +138,9 @@ def _cuda_passes() -> list:
 
     Loops stay as they are marked: ptxas unrolls them, and unrolling here would only cost compile time.
     """
+    from ..lower.cuda.restrict import restrict_pointers
+    from ..lower.cuda.scalars import carry_scalars
+
     return [
         s_tir.transform.UnifyThreadBinding(),
         tirx.transform.StmtSimplify(),
@@ -150,11 +153,17 @@ def _cuda_passes() -> list:
         tirx.transform.FP8ComputeLegalize(),
         tirx.transform.VerifyMemory(),
         tirx.transform.AnnotateEntryFunc(),
+        _each("CarryScalars", carry_scalars),
         tirx.transform.SplitHostDevice(),
+        _each("RestrictPointers", restrict_pointers),
         tirx.transform.MakePackedAPI(),
         tirx.transform.FP8StorageLegalize(),
         tirx.transform.BF16StorageLegalize(),
     ]
+
+
+def _each(name: str, change):
+    return tirx.transform.prim_func_pass(lambda func, mod, ctx: change(func), opt_level=0, name=name)
 
 
 def _passes_for(func: tirx.PrimFunc) -> str:

@@ -12,6 +12,7 @@ from ...ir.kernels import KernelInfo
 from ...ir.visit import mentions, substitute
 from ...schedule.decisions import read_raster
 from .build import const, seq
+from .restrict import mark_exchange
 from .storage import Storage
 
 __all__ = ["launch", "tile_coordinates"]
@@ -54,6 +55,7 @@ def launch(info: KernelInfo, storage: Storage, body, threads: int, host: list, b
     stmts += [AllocBuffer(b) for b in storage.allocations]
     stmts += [DeclBuffer(f.words, data=tirx.buffer_data(f.local)) for f in _unique_words(storage)]
     inner = seq([*stmts, substitute(body, {a: _as(c, a) for a, c in zip(info.axes, coords, strict=True)})])
+    inner = mark_exchange(info, inner)
     if bounded:
         inner = AttrStmt(const(0), "tirx.launch_bounds_min_blocks_per_sm", const(1), inner)
     inner = _thread(storage.tx, const(threads), "threadIdx.x", inner)
