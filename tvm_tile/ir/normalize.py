@@ -16,7 +16,7 @@ from tvm.tirx import For, IterVar, is_buffer_var
 from ..errors import InternalError
 from .visit import rewrite, substitute, walk
 
-__all__ = ["finish"]
+__all__ = ["finish", "rebuild_block"]
 
 #: TVM's simplifier needs several rounds for some quotients; it does not cycle on any that was seen.
 _SIMPLIFY_ROUNDS = 8
@@ -51,7 +51,8 @@ def finish(func: tirx.PrimFunc, *, check_well_formed: bool = True) -> tirx.PrimF
     return func
 
 
-def _rebuild(block: SBlock, **changes) -> SBlock:
+def rebuild_block(block: SBlock, **changes) -> SBlock:
+    """The block with some of its fields changed."""
     fields = {
         name: getattr(block, name)
         for name in (
@@ -139,12 +140,12 @@ def _hoist_buffers(func: tirx.PrimFunc) -> tirx.PrimFunc:
             found.clear()
         inner = mutator.default_mutate(block)
         if kernel:
-            return _rebuild(inner, alloc_buffers=[*inner.alloc_buffers, *found])
+            return rebuild_block(inner, alloc_buffers=[*inner.alloc_buffers, *found])
         if not inner.alloc_buffers:
             return inner
         found.extend(inner.alloc_buffers)
         used = [_whole(b) for b in inner.alloc_buffers]
-        return _rebuild(inner, alloc_buffers=[], reads=[*inner.reads, *used], writes=[*inner.writes, *used])
+        return rebuild_block(inner, alloc_buffers=[], reads=[*inner.reads, *used], writes=[*inner.writes, *used])
 
     return rewrite(func, [(SBlock, on_block)])
 
@@ -174,7 +175,7 @@ def _bind_outer_loops(func: tirx.PrimFunc) -> tirx.PrimFunc:
                 inner = mutator.mutate(block)
             finally:
                 loops = outer
-            return SBlockRealize(realize.iter_values, realize.predicate, _rebuild(inner, span=span))
+            return SBlockRealize(realize.iter_values, realize.predicate, rebuild_block(inner, span=span))
         used: list[Var] = []
 
         def see(var):
@@ -194,7 +195,7 @@ def _bind_outer_loops(func: tirx.PrimFunc) -> tirx.PrimFunc:
             mapping[var] = axis
             axes.append(IterVar(Range.from_min_extent(loop.min, loop.extent), axis, IterVar.DataPar))
             values.append(var)
-        inner = _rebuild(
+        inner = rebuild_block(
             inner,
             iter_vars=axes,
             reads=[substitute(r, mapping) for r in inner.reads],
@@ -243,6 +244,6 @@ def _set_kernel_regions(func: tirx.PrimFunc) -> tirx.PrimFunc:
             (tvm.ir.Call, on_call),
         )
         inner = mutator.default_mutate(block)
-        return _rebuild(inner, reads=[_whole(b) for b in reads], writes=[_whole(b) for b in writes])
+        return rebuild_block(inner, reads=[_whole(b) for b in reads], writes=[_whole(b) for b in writes])
 
     return rewrite(func, [(SBlock, on_block)])

@@ -90,9 +90,9 @@ class Instruction:
                               f"n is one of {', '.join(map(str, self.valid_n))}")
         return replace(self, n=n)
 
-    def largest_n(self, extent: int) -> int:
-        """Largest n of the instruction that divides ``extent``."""
-        fitting = [n for n in self.valid_n if extent % n == 0]
+    def largest_n(self, extent: int, most: int | None = None) -> int:
+        """Largest n of the instruction, up to ``most``, that divides ``extent``."""
+        fitting = [n for n in self.valid_n if extent % n == 0 and (most is None or n <= most)]
         if not fitting:
             raise LayoutError(f"N = {extent} is no multiple of {self.valid_n[0]}, the smallest n of {self.family}")
         return fitting[-1]

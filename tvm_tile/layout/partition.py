@@ -170,7 +170,9 @@ def policy_names() -> tuple[str, ...]:
     return tuple(_POLICIES)
 
 
-def partition(policy: str, M: int, N: int, warps: int, instruction: Instruction, pad: bool = False) -> WarpPartition:
+def partition(
+    policy: str, M: int, N: int, warps: int, instruction: Instruction, pad: bool = False, most_n: int | None = None
+) -> WarpPartition:
     """Split an ``M x N`` tile over ``warps`` warps.
 
     Parameters
@@ -182,6 +184,8 @@ def partition(policy: str, M: int, N: int, warps: int, instruction: Instruction,
     pad : bool
         Round M and N up to what the instruction needs (for example 8 query heads on m = 16) instead of refusing. The
         policy then sees the padded extents.
+    most_n : int, optional
+        Largest n of an instruction (its accumulator has to fit the registers that a thread is launched with).
 
     Raises
     ------
@@ -212,7 +216,7 @@ def partition(policy: str, M: int, N: int, warps: int, instruction: Instruction,
     m_groups, n_groups = m_warps // unit, n_warps
     if not _fits(m, n, m_groups, n_groups, instruction):
         raise _impossible(policy, m, n, warps, instruction, (m_groups, n_groups))
-    instruction_n = instruction.largest_n(n // n_groups)
+    instruction_n = instruction.largest_n(n // n_groups, most_n)
     return WarpPartition(policy, M, N, m_warps, n_warps, m_groups, n_groups, m // m_groups // instruction.m,
                          n // n_groups // instruction_n, instruction.m, instruction_n)
 

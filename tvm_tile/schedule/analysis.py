@@ -21,6 +21,7 @@ from ..errors import SourceLocation
 from ..ir.kernels import KernelInfo, kernels_of, plain
 from ..ir.ops import CumsumOp, GemmOp, Region, TileOp, match_op, read_op
 from ..ir.visit import mentions, walk
+from .decisions import FRONT, FRONT_THREADS
 
 __all__ = [
     "FRAGMENT",
@@ -205,6 +206,11 @@ class KernelView:
         """On-chip buffers and views by name."""
         return {b.name: b for b in [*self.info.buffers, *self.bases]}
 
+    @cached_property
+    def split(self) -> bool:
+        """Whether consumer warps have different roles (front and back)."""
+        return any("tile.role" in site.op.annotations for site in self.sites)
+
     def buffers(self, scope: str) -> list[Var]:
         """Allocated buffers of a scope."""
         return [b for b in self.info.buffers if scope_of(b) == scope]
@@ -276,8 +282,10 @@ class _Reader:
                 self._visit(part, path)
         elif (matched := match_op(stmt)) is not None:
             groups = [s for s in path if s.kind == "group"]
-            threads = 128 if groups else self.info.threads
             op = read_op(matched[1])
+            # the front's warpgroup is one more than the kernel was written for
+            one = groups or op.annotations.get("tile.role") == FRONT
+            threads = FRONT_THREADS if one else self.info.threads
             self.sites.append(Site(op, path, self.position, threads, _accesses(op)))
         elif isinstance(stmt, For):
             scope = Scope("loop", stmt, position=self.position)

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 from tvm import tirx
 
-from ..errors import InternalError, TileTargetError, TileTypeError
+from ..errors import InternalError, TileError, TileTargetError, TileTypeError
 from ..ir.kernels import is_tile_function
 from ..layout import MMA, WGMMA
 from .alignment import alignment
+from .analysis import kernel_views
 from .box_rows import box_rows
 from .copy_instruction import copy_instruction
-from .decisions import read_log, read_machine
+from .decisions import read_log, read_machine, read_roles
 from .deferred_sums import deferred_sums
 from .fragment_layout import fragment_layout
 from .gemm_instruction import gemm_instruction
@@ -25,6 +26,7 @@ from .resources import resources
 from .roles import roles
 from .rule import Decision, NotApplicable, Rule, TileSchedule
 from .shared_layout import shared_layout
+from .split import split_roles
 from .tma_store import tma_store
 from .warp_policy import warp_policy
 
@@ -87,9 +89,37 @@ def decide(func: tirx.PrimFunc, hw, rules: Sequence[Rule] | None = None) -> tirx
             advice="keep the function as it was before decide()",
         )
     check_layouts(func)
+    if rules is not None:
+        return _decided(func, hw, rules, [])
+    split, reasons = split_roles(func, hw)
+    log = [[name, "front and back", "split", "", reason] for name, reason in reasons.items()]
+    if split is not None:
+        names = [k.name for k in kernel_views(split) if k.split]
+        try:
+            chosen = [[name, "front and back", "split", _SPLIT, _WHY] for name in names]
+            made = _decided(split, hw, default_rules(hw), [*log, *chosen])
+            failed = [k.name for k in kernel_views(made) if k.split and not read_roles(k.info.block)]
+            reason = _why_no_roles(made, failed[0]) if failed else None
+        except TileError as error:
+            reason = str(error.message)
+        if reason is None:
+            return made
+        log += [[name, "front and back", "split", "", f"tried, but {reason}"] for name in names]
+    return _decided(func, hw, default_rules(hw), log)
+
+
+_SPLIT = "one warpgroup makes the final product's operand, the others accumulate"
+_WHY = "the products have the rows of one instruction: warpgroups that share them would wait for each other"
+
+
+def _why_no_roles(func: tirx.PrimFunc, kernel: str) -> str:
+    return next((e[4] for e in read_log(func) if e[0] == kernel and e[2] == "roles"), "the loads need all warps")
+
+
+def _decided(func: tirx.PrimFunc, hw, rules: Sequence[Rule], log: list[list]) -> tirx.PrimFunc:
     sch = TileSchedule(func)
-    log: list[list] = []
-    for rule in default_rules(hw) if rules is None else rules:
+    log = list(log)
+    for rule in rules:
         answers = rule.apply(sch, hw)
         log += [_entry(rule, a) for a in (answers if isinstance(answers, Sequence) else [answers])]
     old = {tuple(e[:4]): e for e in read_log(func)}

@@ -24,6 +24,7 @@ annotation             on                 meaning
 ``tile.convert``       same, gemm         fragments that are not at hand: they pass through shared memory
 ``tile.deferred``      reduce block       the fragment that accumulates the sum; threads combine it after the loop
 ``tile.pipeline``      pipelined loop     {"stages", "buffers", "producers"[, "order", "stage"]}
+``tile.role``          operations         "front" or "back": which of two groups of consumer warps does it
 ``tile.persistent``    kernel block       CTAs that visit all tiles; 0 or absent: one CTA a tile
 ``tile.rows``          copy block         rows that a TMA load brings, where the tensor has fewer than the tile
 ``tile.slots``         copy block         of kind tma: boxes of shared memory a warpgroup
@@ -43,8 +44,11 @@ from ..ir.kernels import plain
 from ..layout import Fragment, Instruction, SharedLayout, WarpPartition, find_instruction
 
 __all__ = [
+    "BACK",
     "COPY_KINDS",
     "CopyPlan",
+    "FRONT",
+    "FRONT_THREADS",
     "PipelineDecision",
     "encode",
     "read_alignment",
@@ -67,6 +71,11 @@ __all__ = [
     "read_vector",
     "read_window",
 ]
+
+#: Roles of consumer warps (``tile.role``): the front makes the operand of a final product, the back accumulates it.
+FRONT, BACK = "front", "back"
+#: Threads of the front, beside those that the kernel was written for.
+FRONT_THREADS = 128
 
 COPY_KINDS = ("cp.async", "vector", "scalar", "ldmatrix", "stmatrix", "registers", "staged", "tma")
 
@@ -243,7 +252,11 @@ def read_deferred(annotations) -> str | None:
 
 
 def read_roles(block) -> dict | None:
-    """Warp roles of a kernel: ``{"rings": [{"name", "copies", "slots"}], "registers": [producer, consumer]}``."""
+    """Warp roles of a kernel.
+
+    ``{"rings": [{"name", "copies", "slots"}], "registers": [producer, consumer], "turns"}``; with a front and a back
+    also ``"exchanges": [{"name", "writers", "readers", "tiles", "slots"}]``, and registers are [producer, back, front].
+    """
     return _decode(block, "tile.roles")
 
 

@@ -9,19 +9,38 @@ from __future__ import annotations
 
 from ..ir.ops import CopyOp, GemmOp
 from .analysis import GLOBAL, SHARED, KernelView, Site
-from .decisions import encode, read_instruction, read_partition, read_pipeline, read_shared
+from .decisions import BACK, FRONT, FRONT_THREADS, encode, read_instruction, read_partition, read_pipeline, read_shared
 from .producers import why_not_ahead, why_not_ring
 from .rule import GIVEN, Decision, NotApplicable, Rule, TileSchedule
 from .tma import why_not_tma
 
-__all__ = ["roles"]
+__all__ = ["PRODUCER_THREADS", "largest_n", "roles"]
+
+#: Threads of the producer: a whole warpgroup, because registers change hands between warpgroups.
+PRODUCER_THREADS = 128
 
 #: Registers a thread of (producer, consumer) by number of consumer warpgroups. A CTA starts with 65536 / threads
 #: registers a thread, in units of 8; what the producer gives up its consumers get. One consumer warpgroup has 255.
 REGISTERS = {1: None, 2: (24, 240), 3: (32, 160)}
+#: Registers a thread of (producer, back, front): one warpgroup loads, two accumulate, one makes their operand.
+SPLIT_REGISTERS = (24, 160, 168)
 #: Registers that ptxas needs beside an instruction's accumulator; it counts what a thread is launched with, before
 #: registers change hands (ptxas 13.0: 154 for an accumulator of 128).
 INSTRUCTION_REGISTERS = 26
+
+
+def largest_n(hw, threads: int) -> int:
+    """Largest n of a wgmma whose accumulator ptxas accepts beside a producer: M = 64 rows take n / 2 registers.
+
+    Parameters
+    ----------
+    hw : GPU
+        The machine.
+    threads : int
+        Consumer threads.
+    """
+    launched = hw.registers_per_block // (threads + PRODUCER_THREADS) // 8 * 8
+    return 2 * (launched - INSTRUCTION_REGISTERS)
 
 
 def _apply(sch: TileSchedule, hw):
@@ -56,6 +75,8 @@ def _decide(sch: TileSchedule, kernel: KernelView, hw):
         if why_not_tma(site.op, layouts[site.op.dst.buffer.name]) is None:
             rings.append({"name": f"load_{site.op.dst.buffer.name}", "copies": [site.name], "slots": 1})
     value = {"rings": rings, "registers": REGISTERS[kernel.threads // 128], "turns": int(_independent(kernel))}
+    if kernel.split:
+        value |= {"registers": SPLIT_REGISTERS, "turns": 0, "exchanges": _exchanges(kernel)}
     sch.annotate_kernel(kernel, "tile.roles", encode(value))
     why = "all loads of the pipelined loops can be issued by TMA ahead of the products"
     return Decision(kernel.name, "roles", _text(kernel, value), why)
@@ -65,7 +86,30 @@ def _text(kernel: KernelView, value: dict) -> str:
     if not value:
         return "all threads load and work"
     rings = "; ".join(f"{r['name']}: {' + '.join(r['copies'])} x {r['slots']}" for r in value["rings"])
-    return f"one producer warpgroup, {kernel.threads // 128} consumer warpgroups; {rings}"
+    if not value.get("exchanges"):
+        return f"one producer warpgroup, {kernel.threads // 128} consumer warpgroups; {rings}"
+    crossing = "; ".join(f"{e['name']}: {' + '.join(e['tiles'])} x {e['slots']}" for e in value["exchanges"])
+    return (
+        f"one producer warpgroup, one front warpgroup, {kernel.threads // 128} back warpgroups; {rings}; from front to "
+        f"back {crossing}"
+    )
+
+
+def _exchanges(kernel: KernelView) -> list[dict]:
+    """Shared tiles that the front writes for the back, those of one loop (or behind it) together."""
+    groups: dict[tuple, dict] = {}
+    for buffer in kernel.buffers(SHARED):
+        uses = [(s, a) for s, a in kernel.uses(buffer) if "tile.role" in s.op.annotations]
+        writers = [s.name for s, a in uses if a.write and s.op.annotations["tile.role"] == FRONT]
+        readers = [s.name for s, a in uses if not a.write and s.op.annotations["tile.role"] == BACK]
+        if not writers or not readers:
+            continue
+        path = tuple(id(scope) for scope in uses[0][0].path)
+        group = groups.setdefault(path, {"name": f"to_back_{buffer.name}", "tiles": [], "writers": [], "readers": []})
+        group["tiles"].append(buffer.name)
+        group["writers"] += [w for w in writers if w not in group["writers"]]
+        group["readers"] += [r for r in readers if r not in group["readers"]]
+    return [{**group, "slots": 1} for group in groups.values()]
 
 
 def _why_not(kernel: KernelView, hw) -> str | None:
@@ -78,13 +122,13 @@ def _why_not(kernel: KernelView, hw) -> str | None:
     gemms = [s for s in kernel.sites if isinstance(s.op, GemmOp)]
     if not any((i := read_instruction(s.op.annotations)) is not None and i.family == "wgmma" for s in gemms):
         return "no product uses wgmma"
-    launched = hw.registers_per_block // (kernel.threads + 128) // 8 * 8
+    threads = kernel.threads + (FRONT_THREADS if kernel.split else 0)
     for site in gemms:
         part = read_partition(site.op.annotations)
-        if part is not None and part.instruction_n // 2 + INSTRUCTION_REGISTERS > launched:
+        if part is not None and part.instruction_n > largest_n(hw, threads):
             return (
-                f"an instruction of {site.name} accumulates {part.instruction_n // 2} registers, and "
-                f"{kernel.threads + 128} threads are launched with {launched} each"
+                f"an instruction of {site.name} accumulates {part.instruction_n // 2} registers, too many beside "
+                f"{threads + PRODUCER_THREADS} threads"
             )
     plans = [read_pipeline(scope.annotations) for _, scope in kernel.loops]
     plans = [p for p in plans if p]

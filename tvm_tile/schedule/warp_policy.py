@@ -6,14 +6,15 @@ from ..errors import TileShapeError
 from ..ir.ops import GemmOp
 from ..layout import Fragment, Instruction, LayoutError, WarpPartition, partition
 from .analysis import KernelView, Site, static_shape
-from .decisions import read_instruction
+from .decisions import FRONT_THREADS, read_instruction
 from .layout_check import matching_partition
+from .roles import largest_n
 from .rule import GIVEN, Decision, NotApplicable, Rule, TileSchedule, shape_error
 
 __all__ = ["split_warps", "warp_policy"]
 
 
-def split_warps(op: GemmOp, instruction: Instruction, threads: int) -> WarpPartition:
+def split_warps(op: GemmOp, instruction: Instruction, threads: int, most_n: int | None = None) -> WarpPartition:
     """The policy's split of a product over the CTA's warps.
 
     Sizes that are no multiples of the instruction's (8 query heads, N = 20) are padded inside the tile; a size that the
@@ -32,7 +33,7 @@ def split_warps(op: GemmOp, instruction: Instruction, threads: int) -> WarpParti
         )
     pad = bool(op.m % instruction.m or op.n % instruction.valid_n[0])
     try:
-        return partition(op.policy, op.m, op.n, threads // 32, instruction, pad=pad)
+        return partition(op.policy, op.m, op.n, threads // 32, instruction, pad=pad, most_n=most_n)
     except LayoutError as err:
         raise shape_error(err, "T.gemm", op.location) from err
 
@@ -44,11 +45,11 @@ def _apply(sch: TileSchedule, hw):
         if instruction is None:
             answers.append(NotApplicable("the CUDA cores need no split by warps", kernel.name, site.name))
             continue
-        answers.append(_decide(sch, kernel, site, instruction))
+        answers.append(_decide(sch, kernel, site, instruction, hw))
     return answers or NotApplicable("no T.gemm")
 
 
-def _decide(sch: TileSchedule, kernel: KernelView, site: Site, instruction: Instruction) -> Decision:
+def _decide(sch: TileSchedule, kernel: KernelView, site: Site, instruction: Instruction, hw) -> Decision:
     op: GemmOp = site.op
     given = sch.given(site, "tile.partition")
     if given is not None:
@@ -64,7 +65,9 @@ def _decide(sch: TileSchedule, kernel: KernelView, site: Site, instruction: Inst
     if annotated is not None:
         sch.annotate(site, "tile.partition", annotated)
         return Decision(kernel.name, site.name, _text(annotated), f"T.annotate_layout of {op.c.buffer.name} says so")
-    part = split_warps(op, instruction, site.threads)
+    # with a front of its own a CTA has four warpgroups
+    most_n = largest_n(hw, kernel.threads + FRONT_THREADS) if kernel.split else None
+    part = split_warps(op, instruction, site.threads, most_n)
     sch.annotate(site, "tile.partition", part)
     why = f"policy {part.policy} for {op.m} x {op.n}"
     share = op.m * op.n / (part.padded_m * part.padded_n)

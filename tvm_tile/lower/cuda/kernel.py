@@ -12,6 +12,7 @@ from ...errors import InternalError, SourceLocation, TileTargetError
 from ...ir.kernels import KernelInfo
 from ...ir.ops import GemmOp, SyncOp
 from ...schedule.decisions import (
+    FRONT,
     read_deferred,
     read_instruction,
     read_persistent,
@@ -19,10 +20,12 @@ from ...schedule.decisions import (
     read_raster,
     read_roles,
 )
+from ...schedule.roles import PRODUCER_THREADS
 from .build import const, evaluate, seq, when
 from .float8 import float8_as_bytes
 from .gemm import lower_gemm
 from .launch import launch
+from .liveness import live_across_teams
 from .memory import Placement, place_tiles
 from .ops import lower_op, lower_raw
 from .overlap import TurnNode, overlap_iterations, stored_buffers
@@ -47,16 +50,25 @@ from .program import (
 )
 from .reduce import complete_sum
 from .rings import Rings, make_rings
-from .roles import ReleaseNode, RingWaitNode, buffers_of, consumer_tree, producer_tree
+from .roles import (
+    ReleaseNode,
+    RingWaitNode,
+    SendNode,
+    SendWaitNode,
+    buffers_of,
+    consumer_tree,
+    producer_tree,
+    set_arrivals,
+)
 from .sync import BarrierNode, insert_barriers
+from .teams import Team, make_teams
 from .tma import TensorMaps, clear_rows
 from .tma_store import drain_stores
 from .wgmma_waits import WgmmaWaitNode, place_wgmma_waits
 
 __all__ = ["lower_kernel"]
 
-PRODUCER_THREADS = 128
-CONSUMER_BARRIER = 1
+
 TURN_BARRIER = 2
 
 
@@ -88,6 +100,7 @@ class _Lowering:
         self.nodes = _with_sums(read_body(info.block.body), {b.name: b for b in info.buffers})
         self.roles = read_roles(info.block)
         self.rings: Rings | None = None
+        self.team: Team | None = None
         self.producing = False
         self.asynchronous = any(self._is_async(n) for n in walk_nodes(self.nodes) if isinstance(n, OpNode))
         self._refuse_groups()
@@ -136,43 +149,65 @@ class _Lowering:
             self.nodes, tiles = persistent_tree(self.info, self.nodes, ctas, read_raster(self.info.block))
         storage = make_storage(self.info, self.nodes, self._ring_copies(), self.func, self.location)
         self.storage = storage
-        self.rings = make_rings(storage, self.nodes, self.roles["rings"])
+        self.rings = make_rings(storage, self.nodes, self.roles["rings"], self.roles.get("exchanges", ()))
         storage.maps = maps = TensorMaps(storage)
         storage.persistent = bool(ctas)
+        registers = self.roles.get("registers")
+        teams = make_teams(storage, self.info.threads, registers)
+        set_arrivals(self.rings, self.nodes, teams)
         producer = producer_tree(self.nodes, self.rings, maps)
-        work = consumer_tree(clone(self.nodes, {}), self.rings)
-        if self.roles.get("overlap", True):
-            work = overlap_iterations(work, self._is_async, turns=bool(self.roles.get("turns")))
-        work = self._steps_and_barriers(work)
-        taking_turns = any(isinstance(n, TurnNode) for n in walk_nodes(work))
-        consumer_code = seq([self._first_turn() if taking_turns else None, *[self._emit(node) for node in work]])
-        consumer_code = seq([consumer_code, drain_stores(storage)])
+        trees = self._consumer_steps(teams)
+        consumers = [self._consumer_code(team, tree) for team, tree in zip(teams, trees, strict=True)]
         self.producing = True
         producer_code = seq([self._emit(node) for node in producer])
         self.producing = False
-        threads = self.info.threads
-        registers = self.roles.get("registers")
+        threads = sum(team.threads for team in teams)
+        producer_code = when(tirx.EQ(storage.tx, const(threads)), producer_code)
         if registers:
-            producer_code = seq(
-                [evaluate(T.ptx.setmaxnreg.dec.sync.aligned.u32(int(registers[0]))), self._one_thread(producer_code)]
-            )
-            consumer_code = seq([evaluate(T.ptx.setmaxnreg.inc.sync.aligned.u32(int(registers[1]))), consumer_code])
-        else:
-            producer_code = self._one_thread(producer_code)
-        first = seq([*maps.prefetch(), self.rings.init(threads // 32)])
+            producer_code = seq([evaluate(T.ptx.setmaxnreg.dec.sync.aligned.u32(int(registers[0]))), producer_code])
+        work = consumers[0]
+        for team, code in zip(teams[1:], consumers[1:], strict=True):
+            work = tirx.IfThenElse(storage.warpgroup < const(team.first // 128), work, code)
+        threads_with_producer = threads + PRODUCER_THREADS
+        first = seq([*maps.prefetch(), self.rings.init()])
+        loads = [n.op for n in walk_nodes(self.nodes) if isinstance(n, OpNode) and self.rings.of_copy(n.op.name)]
         body = seq(
             [
                 when(tirx.EQ(storage.tx, const(0)), first),
-                *self._cleared_rows(),
+                *[clear_rows(storage, op, threads_with_producer) for op in loads],
                 evaluate(T.cuda.cta_sync()),
-                tirx.IfThenElse(tirx.EQ(storage.warpgroup, const(threads // 128)), producer_code, consumer_code),
+                tirx.IfThenElse(tirx.EQ(storage.warpgroup, const(threads // 128)), producer_code, work),
             ]
         )
-        return launch(self.info, storage, body, threads + PRODUCER_THREADS, maps.host, bounded=True, tiles=tiles)
+        return launch(self.info, storage, body, threads_with_producer, maps.host, bounded=True, tiles=tiles)
 
-    def _cleared_rows(self) -> list:
-        loads = [n.op for n in walk_nodes(self.nodes) if isinstance(n, OpNode) and self.rings.of_copy(n.op.name)]
-        return [clear_rows(self.storage, op, self.info.threads + PRODUCER_THREADS) for op in loads]
+    def _consumer_steps(self, teams: list[Team]) -> list[list[Node]]:
+        """The tree of each team in steps, with barriers and waits; places all shared tiles."""
+        storage, declared, trees = self.storage, set(self.storage.tiles), []
+        for team in teams:
+            work = consumer_tree(clone(self.nodes, {}), self.rings, team)
+            if self.roles.get("overlap", True):
+                work = overlap_iterations(work, self._is_async, turns=bool(self.roles.get("turns")))
+            with team.at(storage):
+                trees.append(self._steps(work))
+        known = None
+        if len(teams) > 1:
+            loaded = {b for r in self.rings.rings if r.copies for b in r.buffers}
+            known = live_across_teams(storage, self.nodes, self.rings.exchanges, loaded)
+        placement = self._place([n for tree in trees for n in tree], declared, known)
+        return [place_wgmma_waits(self._barriers(tree, placement)) for tree in trees]
+
+    def _consumer_code(self, team: Team, tree: list[Node]):
+        self.team = team
+        with team.at(self.storage):
+            taking_turns = any(isinstance(n, TurnNode) for n in walk_nodes(tree))
+            code = [self._first_turn() if taking_turns else None, *[self._emit(node) for node in tree]]
+            if team.role != FRONT:
+                code.append(drain_stores(self.storage))
+        gain = None
+        if team.registers:
+            gain = evaluate(T.ptx.setmaxnreg.inc.sync.aligned.u32(team.registers))
+        return seq([gain, team.numbered(self.storage, seq(code))])
 
     def _turn(self, node: TurnNode):
         group = tirx.Cast("uint32", self.storage.warpgroup)
@@ -186,16 +221,16 @@ class _Lowering:
         arrive = evaluate(T.ptx.bar.arrive(T.uint32(TURN_BARRIER), T.uint32(2 * 128)))
         return when(tirx.EQ(self.storage.warpgroup, const(0)), arrive)
 
-    def _one_thread(self, code):
-        return when(tirx.EQ(self.storage.tx, const(self.info.threads)), code)
-
     def _ring_copies(self) -> dict[Var, int]:
         slots = {str(name): int(ring["slots"]) for ring in self.roles["rings"] for name in ring["copies"]}
-        return {
+        copies = {
             n.op.dst.buffer: slots[n.op.name]
             for n in walk_nodes(self.nodes)
             if isinstance(n, OpNode) and n.op.name in slots
         }
+        for exchange in self.roles.get("exchanges", []):
+            copies |= {b: int(exchange["slots"]) for b in self.info.buffers if b.name in exchange["tiles"]}
+        return copies
 
     @staticmethod
     def _is_async(node: OpNode) -> bool:
@@ -207,21 +242,24 @@ class _Lowering:
     # ---- steps, shared memory, barriers
 
     def _steps_and_barriers(self, nodes: list[Node]) -> list[Node]:
-        storage = self.storage
-        declared = set(storage.tiles)
+        declared = set(self.storage.tiles)
         nodes = self._steps(nodes)
+        return place_wgmma_waits(self._barriers(nodes, self._place(nodes, declared)))
+
+    def _place(self, nodes: list[Node], declared: set[Var], known=None) -> Placement:
+        """Find room for all shared tiles, those that the steps have added to the ``declared`` ones included."""
+        storage = self.storage
         scratch = {b for b in storage.tiles if b not in declared}
         ring_tiles = {b for r in self.rings.rings for b in r.buffers} if self.rings else set()
         placement = place_tiles(
             storage, nodes, self.hw.shared_per_block, scratch, self.location,
-            reserved=self.rings.bytes if self.rings else 0, from_start=ring_tiles,
+            reserved=self.rings.bytes if self.rings else 0, from_start=ring_tiles, known=known,
         )  # fmt: skip
-        nodes = self._barriers(nodes, placement)
         if placement.bytes:
             storage.pool = tirx.decl_buffer(
                 (placement.bytes,), "uint8", "smem", scope="shared.dyn", data_alignment=1024, layout=None
             )
-        return place_wgmma_waits(nodes)
+        return placement
 
     def _barriers(self, nodes: list[Node], placement: Placement) -> list[Node]:
         tiles, written = self.storage.tiles, _written_globals(nodes)
@@ -285,6 +323,10 @@ class _Lowering:
             return self.rings.wait_full(node.ring, node.count)
         if isinstance(node, TurnNode):
             return self._turn(node)
+        if isinstance(node, SendWaitNode):
+            return self.rings.wait_empty(node.ring, node.count)
+        if isinstance(node, SendNode):
+            return self.rings.send(node.ring, node.count)
         if isinstance(node, ReleaseNode):
             return self.rings.release(node.ring, node.count, node.guard)
         if isinstance(node, RawNode):
@@ -310,7 +352,7 @@ class _Lowering:
         if self.rings is None:
             meet = evaluate(T.cuda.cta_sync())
         else:  # the producer takes no part
-            meet = evaluate(T.ptx.bar.sync(T.uint32(CONSUMER_BARRIER), T.uint32(self.info.threads)))
+            meet = evaluate(T.ptx.bar.sync(T.uint32(self.team.barrier), T.uint32(self.team.threads)))
         return seq([evaluate(T.ptx.fence.proxy.async_.shared__cta()), meet]) if node.fence else meet
 
 

@@ -42,6 +42,7 @@ def place_tiles(
     location=None,
     reserved: int = 0,
     from_start: set[Var] = frozenset(),
+    known: dict[Var, tuple[int, int]] | None = None,
 ) -> Placement:
     """Give every shared tile its offset in the pool.
 
@@ -61,6 +62,9 @@ def place_tiles(
         Bytes at the start of the pool that belong to barriers.
     from_start : set of Var
         Tiles that are filled before the walk reaches their first use (by a producer).
+    known : dict, optional
+        When tiles are live, where the walk cannot tell because warps with different roles run side by side; tiles of
+        the compiler's own then have their own space.
 
     Raises
     ------
@@ -68,6 +72,8 @@ def place_tiles(
         When the tiles that are live together do not fit.
     """
     live = _liveness(storage, nodes, scratch)
+    if known is not None:
+        live = {b: known.get(b, (0, END)) for b in live}
     for buffer in scratch & set(live):
         # small tiles of their own space: sharing it would only cost barriers
         if storage.tiles[buffer].bytes <= SMALL:

@@ -43,6 +43,10 @@ class Ring:
         (branches).
     index : int
         Position among the kernel's rings.
+    arrivals : (int, int)
+        Warps that complete a full barrier (1 for a load) and an empty one.
+    writers, readers : list of str
+        Operations of an exchange: the front's that fill a slot, the back's that read it.
     """
 
     name: str
@@ -51,6 +55,9 @@ class Ring:
     buffers: list[Var] = field(default_factory=list)
     counting: str = "flat"
     index: int = 0
+    arrivals: tuple[int, int] = (1, 1)
+    writers: list[str] = field(default_factory=list)
+    readers: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -60,6 +67,11 @@ class Rings:
     storage: Storage
     rings: list[Ring] = field(default_factory=list)
     counters: dict[tuple[str, str], Var] = field(default_factory=dict)
+
+    @property
+    def exchanges(self) -> list[Ring]:
+        """Rings that the front fills for the back."""
+        return [r for r in self.rings if r.writers]
 
     @property
     def bytes(self) -> int:
@@ -102,15 +114,14 @@ class Rings:
 
     # ---- code
 
-    def init(self, consumer_warps: int):
-        """One thread makes the barriers: a load completes a full one, every consumer warp an empty one."""
+    def init(self):
+        """One thread makes the barriers: a load (or the front) completes a full one, every user's warp an empty one."""
         stmts = []
         for ring in self.rings:
             for slot in range(ring.slots):
-                stmts.append(evaluate(T.ptx.mbarrier.init.shared.b64(self.full(ring, const(slot)), T.uint32(1))))
-                stmts.append(
-                    evaluate(T.ptx.mbarrier.init.shared.b64(self.empty(ring, const(slot)), T.uint32(consumer_warps)))
-                )
+                for barrier, count in zip((self.full, self.empty), ring.arrivals, strict=True):
+                    address = barrier(ring, const(slot))
+                    stmts.append(evaluate(T.ptx.mbarrier.init.shared.b64(address, T.uint32(count))))
         stmts.append(evaluate(T.ptx.fence.mbarrier_init.release.cluster()))
         stmts.append(evaluate(T.ptx.fence.proxy.async_.shared__cta()))
         return seq(stmts)
@@ -127,7 +138,15 @@ class Rings:
 
     def release(self, ring: Ring, count, guard=None):
         """One lane of each warp hands the slot back."""
-        arrive = evaluate(T.ptx.mbarrier.arrive.shared.b64(self.empty(ring, count), T.uint32(1)))
+        return self._arrive(self.empty(ring, count), guard)
+
+    def send(self, ring: Ring, count):
+        """One lane of each warp of the front announces what the warp wrote, to ordinary loads and to wgmma."""
+        fence = evaluate(T.ptx.fence.proxy.async_.shared__cta())
+        return seq([fence, self._arrive(self.full(ring, count), None)])
+
+    def _arrive(self, barrier, guard):
+        arrive = evaluate(T.ptx.mbarrier.arrive.shared.b64(barrier, T.uint32(1)))
         lane0 = tirx.EQ(tirx.floormod(self.storage.tx, 32), const(0))
         condition = lane0 if guard is None else tirx.And(lane0, guard)
         return seq([evaluate(T.cuda.warp_sync()), when(condition, arrive)])
@@ -152,7 +171,7 @@ def count_of(rings: Rings, ring: Ring, role: str, loop: LoopNode | None):
     return here if ring.counting == "flat" else rings.counter(ring, role)[0] + here
 
 
-def make_rings(storage: Storage, nodes: list[Node], described: list[dict]) -> Rings:
+def make_rings(storage: Storage, nodes: list[Node], described: list[dict], exchanges=()) -> Rings:
     """The rings that the rules asked for, with their way of counting.
 
     Parameters
@@ -163,11 +182,14 @@ def make_rings(storage: Storage, nodes: list[Node], described: list[dict]) -> Ri
         The kernel's tree.
     described : list of dict
         For each ring its ``name``, ``copies`` and ``slots``.
+    exchanges : list of dict
+        For each exchange its ``name``, ``writers``, ``readers``, ``tiles`` and ``slots``.
     """
     rings = Rings(storage)
-    for entry in described:
-        ring = Ring(str(entry["name"]), [str(c) for c in entry["copies"]], int(entry["slots"]))
-        path = _path(nodes, ring.copies[0], ())
+    for entry in [*described, *exchanges]:
+        ring = Ring(str(entry["name"]), [str(c) for c in entry.get("copies", [])], int(entry["slots"]))
+        ring.writers, ring.readers = ([str(n) for n in entry.get(k, [])] for k in ("writers", "readers"))
+        path = _path(nodes, (ring.copies or ring.writers)[0], ())
         if path is None:
             raise InternalError(f"ring {ring.name} names the copy {ring.copies[0]}, which is not in the kernel")
         loops = sum(isinstance(n, LoopNode) for n in path)
@@ -177,6 +199,7 @@ def make_rings(storage: Storage, nodes: list[Node], described: list[dict]) -> Ri
         for node in _ops(nodes):
             if node.op.name in ring.copies:
                 ring.buffers.append(node.op.dst.buffer)
+        ring.buffers += [b for b in storage.tiles if b.name in entry.get("tiles", [])]
         rings.rings.append(ring)
     return rings
 

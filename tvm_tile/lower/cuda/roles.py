@@ -15,14 +15,15 @@ from tvm.tirx import BufferStore
 
 from ...errors import InternalError
 from ...ir.visit import walk
-from ...schedule.decisions import read_rows
+from ...schedule.decisions import BACK, FRONT, read_rows
 from .build import const, evaluate, seq
 from .pipeline import touched_buffers
 from .program import CondNode, LoopNode, MicroNode, Node, OpNode, RawNode, Version, WhileNode, clone, walk_nodes
 from .rings import Ring, Rings, count_of, slot_of
+from .teams import Team, own_nodes
 from .tma import TensorMaps, tile_bytes
 
-__all__ = ["ReleaseNode", "RingWaitNode", "consumer_tree", "producer_tree"]
+__all__ = ["ReleaseNode", "RingWaitNode", "SendNode", "SendWaitNode", "consumer_tree", "producer_tree", "set_arrivals"]
 
 
 @dataclass
@@ -49,6 +50,27 @@ class ReleaseNode:
     def buffers(self) -> tuple[Var, ...]:
         """The tiles that the slot holds."""
         return tuple(self.ring.buffers)
+
+
+@dataclass
+class SendWaitNode:
+    """The front waits until the back has read what the slot held before, for which all of the front had written it."""
+
+    ring: Ring
+    count: object
+
+    @property
+    def ordered(self) -> tuple[Var, ...]:
+        """The tiles that the slot holds."""
+        return tuple(self.ring.buffers)
+
+
+@dataclass
+class SendNode:
+    """The front's warps announce that their parts of a slot are written, and that all their products are complete."""
+
+    ring: Ring
+    count: object
 
 
 # ------------------------------------------------------------------------------------------------ producer
@@ -143,8 +165,8 @@ def _produce(nodes: list[Node], rings: Rings, maps: TensorMaps, loop: LoopNode |
 
 def _direct_rings(nodes: list[Node], rings: Rings) -> list[Ring]:
     """Rings filled directly in a list of nodes."""
-    found = [rings.of_copy(n.op.name) for n in nodes if isinstance(n, OpNode)]
-    return [r for r in rings.rings if any(f is r for f in found)]
+    names = {n.op.name for n in nodes if isinstance(n, OpNode)}
+    return [r for r in rings.rings if names.intersection([*r.copies, *r.writers])]
 
 
 def _fill(group: list[OpNode], ring: Ring, rings: Rings, maps: TensorMaps, count) -> MicroNode:
@@ -163,8 +185,8 @@ def _fill(group: list[OpNode], ring: Ring, rings: Rings, maps: TensorMaps, count
 # ------------------------------------------------------------------------------------------------ consumers
 
 
-def consumer_tree(nodes: list[Node], rings: Rings) -> list[Node]:
-    """What the consumer warps do: the kernel without its loads, with waits and hand-backs of slots.
+def consumer_tree(nodes: list[Node], rings: Rings, team: Team) -> list[Node]:
+    """What a team of consumer warps does: its operations, with waits and hand-backs of slots.
 
     Parameters
     ----------
@@ -172,20 +194,42 @@ def consumer_tree(nodes: list[Node], rings: Rings) -> list[Node]:
         The kernel's tree (it is consumed).
     rings : Rings
         The rings.
+    team : Team
+        Whose part.
     """
-    return rings.start_counters("consumer") + _consume(nodes, rings, None)
+    return rings.start_counters(_role(team)) + own_nodes(_consume(nodes, rings, None, team), team)
 
 
-def _consume(nodes: list[Node], rings: Rings, loop: LoopNode | None) -> list[Node]:
+def set_arrivals(rings: Rings, nodes: list[Node], teams: list[Team]) -> None:
+    """Which warps arrive at the barriers of each ring: those of the teams that use its tiles."""
+    for ring in rings.rings:
+        users = [t for t in teams if any(_uses(n, ring, t) for n in nodes)]
+        if ring.writers:
+            front, back = (sum(t.warps for t in teams if t.role == role) for role in (FRONT, BACK))
+            ring.arrivals = (front, back)
+        else:
+            ring.arrivals = (1, sum(t.warps for t in users))
+
+
+def _role(team: Team) -> str:
+    return team.role or "consumer"
+
+
+def _consume(nodes: list[Node], rings: Rings, loop: LoopNode | None, team: Team) -> list[Node]:
     here = _direct_rings(nodes, rings)
     first: dict[int, list[Ring]] = {}
     last: dict[int, list[Ring]] = {}
-    counts = {r.name: count_of(rings, r, "consumer", loop) for r in here}
+    role = _role(team)
+    counts = {r.name: count_of(rings, r, role, loop) for r in here}
     for ring in here:
-        users = [i for i, n in enumerate(nodes) if _uses(n, ring)]
+        users = [i for i, n in enumerate(nodes) if _uses(n, ring, team)]
         if not users:
-            raise InternalError(f"nothing uses the tiles of ring {ring.name}")
-        first.setdefault(users[0], []).append(ring)
+            if team.role is None:
+                raise InternalError(f"nothing uses the tiles of ring {ring.name}")
+            continue
+        # the back waits for the front before anything else in a loop: it may change tiles that the front has read
+        begin = next((i for i, n in enumerate(nodes) if _has_own(n, team)), users[0]) if loop is not None else users[0]
+        first.setdefault(begin if ring.writers and team.role == BACK else users[0], []).append(ring)
         last.setdefault(users[-1], []).append(ring)
         version = Version(slot_of(ring, counts[ring.name]), None if loop is None else loop.var, 0, ring.slots)
         for node in walk_nodes([nodes[i] for i in users]):
@@ -194,30 +238,39 @@ def _consume(nodes: list[Node], rings: Rings, loop: LoopNode | None) -> list[Nod
                     node.versions.setdefault(buffer, version)
     out: list[Node] = []
     for i, node in enumerate(nodes):
-        out += [RingWaitNode(ring, counts[ring.name]) for ring in first.get(i, [])]
+        for ring in first.get(i, []):
+            sends = ring.writers and team.role == FRONT
+            out.append((SendWaitNode if sends else RingWaitNode)(ring, counts[ring.name]))
         if isinstance(node, OpNode):
             if rings.of_copy(node.op.name) is None:
                 out.append(node)
         elif isinstance(node, LoopNode):
             inner = _direct_rings(node.body, rings)
-            node.body = _consume(node.body, rings, node)
+            node.body = _consume(node.body, rings, node, team)
             out.append(node)
-            out += [rings.advance(r, "consumer", node.extent) for r in inner if r.counting == "nested"]
+            out += [rings.advance(r, role, node.extent) for r in inner if r.counting == "nested"]
         elif isinstance(node, CondNode):
-            out.append(CondNode(node.condition, _consume(node.then, rings, loop), _consume(node.orelse, rings, loop)))
+            then, orelse = (_consume(part, rings, loop, team) for part in (node.then, node.orelse))
+            out.append(CondNode(node.condition, then, orelse))
         else:
             out.append(node)
         for ring in last.get(i, []):
-            out.append(ReleaseNode(ring, counts[ring.name]))
+            sends = ring.writers and team.role == FRONT
+            out.append((SendNode if sends else ReleaseNode)(ring, counts[ring.name]))
             if ring.counting == "visits":
-                out.append(rings.advance(ring, "consumer", const(1)))
+                out.append(rings.advance(ring, role, const(1)))
     return out
 
 
-def _uses(node: Node, ring: Ring) -> bool:
+def _has_own(node: Node, team: Team) -> bool:
+    return any(isinstance(n, OpNode) and team.owns(n) for n in walk_nodes([node]))
+
+
+def _uses(node: Node, ring: Ring, team: Team) -> bool:
     return any(
         isinstance(n, OpNode)
         and n.op.name not in ring.copies
+        and team.owns(n)
         and any(b.same_as(r) for b in buffers_of(n) for r in ring.buffers)
         for n in walk_nodes([node])
     )

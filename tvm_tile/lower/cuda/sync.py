@@ -137,6 +137,9 @@ class _Inserter:
                 state = _State()
             elif isinstance(node, CommitNode | WaitNode) or hasattr(node, "ring") or hasattr(node, "enter"):
                 out.append(node)  # orders asynchronous work; says nothing about the threads among each other
+                if ordered := getattr(node, "ordered", ()):
+                    # all warps have announced what they did with these tiles
+                    state = _State([i for i in state.pending if all(not i.access.buffer.same_as(b) for b in ordered)])
             elif isinstance(node, CondNode):
                 state = self._expression(out, node.condition, state)
                 then, after_then = self.run(node.then, state.copy())
