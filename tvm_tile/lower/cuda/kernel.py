@@ -57,6 +57,7 @@ from .roles import (
     SendWaitNode,
     buffers_of,
     consumer_tree,
+    gather_products,
     producer_tree,
     set_arrivals,
 )
@@ -186,6 +187,8 @@ class _Lowering:
         storage, declared, trees = self.storage, set(self.storage.tiles), []
         for team in teams:
             work = consumer_tree(clone(self.nodes, {}), self.rings, team)
+            if team.role == FRONT:
+                work = gather_products(work, self._is_async)
             if self.roles.get("overlap", True):
                 work = overlap_iterations(work, self._is_async, turns=bool(self.roles.get("turns")))
             with team.at(storage):

@@ -23,7 +23,16 @@ from .rings import Ring, Rings, count_of, slot_of
 from .teams import Team, own_nodes
 from .tma import TensorMaps, tile_bytes
 
-__all__ = ["ReleaseNode", "RingWaitNode", "SendNode", "SendWaitNode", "consumer_tree", "producer_tree", "set_arrivals"]
+__all__ = [
+    "ReleaseNode",
+    "RingWaitNode",
+    "SendNode",
+    "SendWaitNode",
+    "consumer_tree",
+    "gather_products",
+    "producer_tree",
+    "set_arrivals",
+]
 
 
 @dataclass
@@ -259,6 +268,38 @@ def _consume(nodes: list[Node], rings: Rings, loop: LoopNode | None, team: Team)
             out.append((SendNode if sends else ReleaseNode)(ring, counts[ring.name]))
             if ring.counting == "visits":
                 out.append(rings.advance(ring, role, const(1)))
+    return out
+
+
+def gather_products(nodes: list[Node], is_async) -> list[Node]:
+    """Products that only waits and hand-backs separate, behind all the waits and before all the hand-backs.
+
+    Each wait for a product before the next one is issued leaves the tensor cores idle; the tiles arrive together.
+    """
+    out: list[Node] = []
+    at = 0
+    while at < len(nodes):
+        node = nodes[at]
+        for part in ("body", "then", "orelse"):
+            if hasattr(node, part):
+                setattr(node, part, gather_products(getattr(node, part), is_async))
+        end, products = at, []
+        while end < len(nodes) and (
+            isinstance(nodes[end], RingWaitNode | ReleaseNode)
+            or (isinstance(nodes[end], OpNode) and is_async(nodes[end]))
+        ):
+            if isinstance(nodes[end], OpNode):
+                products.append(nodes[end])
+            end += 1
+        if len(products) > 1:
+            run = nodes[at:end]
+            out += [n for n in run if isinstance(n, RingWaitNode)]
+            out += products
+            out += [n for n in run if isinstance(n, ReleaseNode)]
+            at = end
+        else:
+            out.append(node)
+            at += 1
     return out
 
 

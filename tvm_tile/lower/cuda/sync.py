@@ -26,6 +26,7 @@ from .program import (
     Version,
     WaitNode,
     WhileNode,
+    walk_nodes,
 )
 
 __all__ = ["BarrierNode", "insert_barriers"]
@@ -118,12 +119,16 @@ def insert_barriers(
     overlap : callable
         Whether two different buffers may share memory (tiles of the pool that are live at different times).
     """
-    return _Inserter(shared, overlap).run(nodes, _State())[0]
+    asynchronous: list[Var] = []
+    for node in walk_nodes(nodes):
+        if isinstance(node, MicroNode):
+            asynchronous += [a.buffer for a in node.reads if a.agent == "async"]
+    return _Inserter(shared, overlap, asynchronous).run(nodes, _State())[0]
 
 
 class _Inserter:
-    def __init__(self, shared, overlap) -> None:
-        self.shared, self.overlap = shared, overlap
+    def __init__(self, shared, overlap, asynchronous: list[Var]) -> None:
+        self.shared, self.overlap, self.asynchronous = shared, overlap, asynchronous
 
     def run(self, nodes: list[Node], state: _State) -> tuple[list[Node], _State]:
         out: list[Node] = []
@@ -144,6 +149,8 @@ class _Inserter:
                 state = self._expression(out, node.condition, state)
                 then, after_then = self.run(node.then, state.copy())
                 orelse, after_else = self.run(node.orelse, state.copy())
+                if not orelse:
+                    after_then = self._close_branch(then, state, after_then)
                 out.append(CondNode(node.condition, then, orelse))
                 after_then.merge(after_else)
                 state = after_then
@@ -174,6 +181,20 @@ class _Inserter:
             else:
                 raise InternalError(f"{type(node).__name__} reached the barrier pass")
         return out, state
+
+    def _close_branch(self, then: list, before: _State, after: _State) -> _State:
+        """A barrier at the end of a branch that writes what all threads see: whoever passes it by needs none."""
+        known = [(i.access.buffer, i.write) for i in before.pending]
+        new = [
+            i.access.buffer
+            for i in after.pending
+            if i.write and i.access.agent == "generic" and not any(w and b.same_as(i.access.buffer) for b, w in known)
+        ]
+        if not new:
+            return after
+        fence = any(b.same_as(read) or self.overlap(b, read) for b in new for read in self.asynchronous)
+        then.append(BarrierNode(fence, ()))
+        return _State([i for i in after.pending if i.access.agent == "async" and not i.write])
 
     def _step(self, out: list, node, reads: list[Access], writes: list[Access], state: _State) -> _State:
         reads = [a for a in reads if self.shared(a.buffer)]
