@@ -254,8 +254,9 @@ def read_deferred(annotations) -> str | None:
 def read_roles(block) -> dict | None:
     """Warp roles of a kernel.
 
-    ``{"rings": [{"name", "copies", "slots"}], "registers": [producer, consumer], "turns"}``; with a front and a back
-    also ``"exchanges": [{"name", "writers", "readers", "tiles", "slots"}]``, and registers are [producer, back, front].
+    ``{"rings": [{"name", "copies", "slots"[, "prefetch"]}], "registers": [producer, consumer], "turns"}``; with a front
+    and a back also ``"exchanges": [{"name", "writers", "readers", "tiles", "slots"}]``, and registers are
+    [producer, back, front].
     """
     return _decode(block, "tile.roles")
 

@@ -12,7 +12,7 @@ from ..errors import TileResourceError
 from ..ir.kernels import plain
 from ..ir.ops import CopyOp, GemmOp, ParallelOp, ReduceOp
 from .analysis import FRAGMENT, SHARED, Access, KernelView, Site, dtype_bits, static_shape
-from .decisions import read_fragments, read_pipeline, read_shared
+from .decisions import BACK, FRONT, read_fragments, read_pipeline, read_roles, read_shared
 from .loops import plain_dims
 from .rule import Decision, Rule, TileSchedule
 
@@ -185,16 +185,19 @@ def nearest_fitting(kernel: KernelView, uses: list[SharedUse], limit: int, confi
 # ---- registers
 
 
-def register_estimate(kernel: KernelView) -> tuple[int, dict[str, int]]:
+def register_estimate(kernel: KernelView, role: str | None = None) -> tuple[int, dict[str, int]]:
     """(registers a thread that live fragments take together at most, registers of each fragment).
 
-    A fragment that element-wise work reads last and one that it writes first can share registers.
+    A fragment that element-wise work reads last and one that it writes first can share registers. With a role, only the
+    fragments of those warps are counted.
     """
     layouts = read_fragments(kernel.info.block)
     each: dict[str, int] = {}
     spans = []
     for buffer in kernel.buffers(FRAGMENT):
         span = _span(kernel, buffer, renewed=True)
+        if role is not None and all(s.op.annotations.get("tile.role") != role for s, _ in kernel.uses(buffer)):
+            continue
         if span is None or buffer.name not in layouts:
             continue
         each[buffer.name] = -(-layouts[buffer.name].registers * dtype_bits(str(buffer.ty.dtype)) // 32)
@@ -205,12 +208,26 @@ def register_estimate(kernel: KernelView) -> tuple[int, dict[str, int]]:
 
 
 def _registers(kernel: KernelView, hw) -> Decision:
+    roles = read_roles(kernel.info.block) or {}
+    if kernel.split and roles.get("registers"):
+        return _registers_of_roles(kernel, roles["registers"])
     peak, each = register_estimate(kernel)
     listed = ", ".join(f"{name} {count}" for name, count in sorted(each.items(), key=lambda e: -e[1])) or "no fragments"
     limit = min(hw.registers_per_thread, hw.registers_per_block // max(kernel.threads, 1))
     over = peak + OTHER_REGISTERS > limit
     text = f"fragments take up to {peak} of {limit} registers a thread"
     return Decision(kernel.name, "registers", text, listed + ("; spills are likely" if over else ""), warning=over)
+
+
+def _registers_of_roles(kernel: KernelView, registers: list[int]) -> Decision:
+    texts, lists, over = [], [], False
+    for role, limit in ((FRONT, registers[2]), (BACK, registers[1])):
+        peak, each = register_estimate(kernel, role)
+        texts.append(f"up to {peak} of {limit} in the {role}")
+        lists.append(", ".join(f"{name} {count}" for name, count in sorted(each.items(), key=lambda e: -e[1])))
+        over |= peak + OTHER_REGISTERS // 2 > limit  # a role's code is a part of the kernel's
+    why = "; ".join(lists) + ("; spills are likely" if over else "")
+    return Decision(kernel.name, "registers", f"registers a thread of fragments: {', '.join(texts)}", why, warning=over)
 
 
 resources = Rule("resources", _apply)

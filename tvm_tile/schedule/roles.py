@@ -71,6 +71,9 @@ def _decide(sch: TileSchedule, kernel: KernelView, hw):
         taken |= {c.name for c in group}
         name = f"ring_{group[0].op.dst.buffer.name}"
         rings.append({"name": name, "copies": [c.name for c in group], "slots": int(plan["stages"])})
+        # the slot of a tile that the final product reads goes back late: two of them do not hide the memory's latency
+        if kernel.split and rings[-1]["slots"] < 3:
+            rings[-1]["prefetch"] = 1
     for site in _once(kernel, taken):
         if why_not_tma(site.op, layouts[site.op.dst.buffer.name]) is None:
             rings.append({"name": f"load_{site.op.dst.buffer.name}", "copies": [site.name], "slots": 1})

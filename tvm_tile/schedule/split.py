@@ -15,9 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tvm import tirx
-from tvm.ir import Range, Var
+from tvm.ir import Var
 from tvm.s_tir import SBlock, SBlockRealize
-from tvm.tirx import Bind, BufferStore, For, ForKind, IterVar, SeqStmt
+from tvm.tirx import Bind, For, SeqStmt
 
 from ..ir.normalize import rebuild_block
 from ..ir.ops import CopyOp, GemmOp, match_op
@@ -25,6 +25,7 @@ from ..ir.visit import rewrite, substitute
 from .analysis import FRAGMENT, GLOBAL, SHARED, KernelView, Scope, Site, kernel_views, scope_of, static_shape
 from .decisions import BACK, FRONT, FRONT_THREADS
 from .gemm_instruction import why_not_wgmma
+from .kept_operand import copy_of, kept_columns, split_product
 
 __all__ = ["split_roles"]
 
@@ -45,7 +46,9 @@ class _Crossing:
 @dataclass
 class _Plan:
     kernel: KernelView
+    loop: Scope
     roles: dict[str, str] = field(default_factory=dict)
+    kept: tuple[Site, int] | None = None  # the product whose first columns of A stay in registers
     crossings: list[_Crossing] = field(default_factory=list)
 
 
@@ -81,11 +84,16 @@ def _plan(kernel: KernelView, hw) -> _Plan | str:
         return reason
     loop = gemms[0].path[-1]
     final = gemms[-1]
-    plan = _Plan(kernel, _assign(kernel, final))
+    plan = _Plan(kernel, loop, _assign(kernel, final))
     if any(plan.roles[g.name] == BACK for g in gemms[:-1]):
         return "an earlier product touches the accumulator of the final one"
     reason = _why_not_tiles(kernel, plan, loop) or _cross(kernel, plan, loop)
-    return reason or plan
+    if reason:
+        return reason
+    columns, product = max(((kept_columns(kernel, loop, g, FRONT_THREADS), g) for g in gemms[:-1]), key=lambda c: c[0])
+    if columns:
+        plan.kept = (product, columns)
+    return plan
 
 
 def _why_not_shape(kernel: KernelView, gemms: list[Site], hw) -> str | None:
@@ -241,21 +249,35 @@ def _rewritten(func: tirx.PrimFunc, plan: _Plan) -> tirx.PrimFunc:
         crossing.channel = _buffer(shape, dtype, f"{buffer.name}_channel", SHARED, names)
         crossing.received = _buffer(shape, dtype, f"{buffer.name}_received", FRAGMENT, names)
         made += [crossing.channel, crossing.received]
+        send, receive = ({"tile.role": role} for role in (FRONT, BACK))
+        name = crossing.channel.name
         before.setdefault(crossing.readers[0].name, []).extend(
             [
-                _copy(buffer, crossing.channel, f"{crossing.channel.name}_send", FRONT),
-                _copy(crossing.channel, crossing.received, f"{crossing.channel.name}_receive", BACK),
+                copy_of(buffer, crossing.channel, shape, f"{name}_send", send),
+                copy_of(crossing.channel, crossing.received, shape, f"{name}_receive", receive),
             ]
         )
         for site in crossing.readers:
             renamed.setdefault(site.name, {})[buffer] = crossing.received
 
+    kept = None
+    if plan.kept is not None:
+        product, columns = plan.kept
+        a = product.op.a
+        kept = _buffer((product.op.m, columns), a.dtype, f"{a.buffer.name}_kept", FRAGMENT, names)
+        made.append(kept)
     inside = [False]
 
     def on_for(loop, mutator):
         matched = match_op(loop) if inside[0] else None
         if matched is None:
-            return mutator.default_mutate(loop)
+            out = mutator.default_mutate(loop)
+            if kept is None or not loop.loop_var.same_as(plan.loop.node.loop_var):
+                return out
+            copy = copy_of(a.buffer, kept, (product.op.m, columns), f"{kept.name}_copy", {"tile.role": FRONT})
+            return SeqStmt([copy, out])
+        if kept is not None and str(matched[1].block.name_hint) == product.name:
+            loop = split_product(loop, kept, columns)
         return _operation(loop, str(matched[1].block.name_hint), plan, before, renamed)
 
     def on_realize(realize, mutator):
@@ -299,19 +321,3 @@ def _buffer(shape, dtype: str, name: str, scope: str, taken: set[str]) -> Var:
         unique, number = f"{name}_{number}", number + 1
     taken.add(unique)
     return tirx.decl_buffer(tuple(shape), dtype, unique, scope=scope, layout=None)
-
-
-def _copy(source: Var, target: Var, name: str, role: str):
-    """``T.copy(source, target)`` of whole buffers of one shape."""
-    shape = static_shape(source)
-    loops = [Var(f"ax{n}", "int32") for n in range(len(shape))]
-    axes = [IterVar(Range(0, e), Var(f"v{n}", "int32"), IterVar.DataPar) for n, e in enumerate(shape)]
-    at = [axis.var for axis in axes]
-    regions = [tirx.stmt.BufferRegion(b, [Range.from_min_extent(v, 1) for v in at]) for b in (source, target)]
-    body = BufferStore(target, tirx.BufferLoad(source, at), at)
-    notes = {"tile.op": "copy", "tile.axes": len(shape), "tile.role": role}
-    block = SBlock(axes, regions[:1], regions[1:], name, body, annotations=notes)
-    stmt = SBlockRealize(loops, tirx.const(True, "bool"), block)
-    for var, extent in reversed(list(zip(loops, shape, strict=True))):
-        stmt = For(var, tirx.const(0), tirx.const(extent), ForKind.SERIAL, stmt)
-    return stmt

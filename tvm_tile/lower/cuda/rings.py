@@ -45,6 +45,8 @@ class Ring:
         Position among the kernel's rings.
     arrivals : (int, int)
         Warps that complete a full barrier (1 for a load) and an empty one.
+    prefetch : bool
+        Whether the producer asks L2 for the next iteration's tiles when it has issued the loads of this one.
     writers, readers : list of str
         Operations of an exchange: the front's that fill a slot, the back's that read it.
     """
@@ -56,6 +58,7 @@ class Ring:
     counting: str = "flat"
     index: int = 0
     arrivals: tuple[int, int] = (1, 1)
+    prefetch: bool = False
     writers: list[str] = field(default_factory=list)
     readers: list[str] = field(default_factory=list)
 
@@ -189,6 +192,7 @@ def make_rings(storage: Storage, nodes: list[Node], described: list[dict], excha
     for entry in [*described, *exchanges]:
         ring = Ring(str(entry["name"]), [str(c) for c in entry.get("copies", [])], int(entry["slots"]))
         ring.writers, ring.readers = ([str(n) for n in entry.get(k, [])] for k in ("writers", "readers"))
+        ring.prefetch = bool(entry.get("prefetch", 0))
         path = _path(nodes, (ring.copies or ring.writers)[0], ())
         if path is None:
             raise InternalError(f"ring {ring.name} names the copy {ring.copies[0]}, which is not in the kernel")

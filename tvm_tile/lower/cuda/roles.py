@@ -159,7 +159,8 @@ def _produce(nodes: list[Node], rings: Rings, maps: TensorMaps, loop: LoopNode |
             group = []
         elif isinstance(node, LoopNode):
             inner = _direct_rings(node.body, rings)
-            node.body = _produce(node.body, rings, maps, node)
+            ahead = _prefetches(node, rings, maps)
+            node.body = _produce(node.body, rings, maps, node) + ahead
             out.append(node)
             out += [rings.advance(r, "producer", node.extent) for r in inner if r.counting == "nested"]
         elif isinstance(node, CondNode):
@@ -170,6 +171,30 @@ def _produce(nodes: list[Node], rings: Rings, maps: TensorMaps, loop: LoopNode |
         else:
             out.append(node)
     return out
+
+
+def _prefetches(loop: LoopNode, rings: Rings, maps: TensorMaps) -> list[Node]:
+    """What the producer asks L2 for in an iteration: the tiles of the next one."""
+
+    def wanted(node: OpNode) -> bool:
+        ring = rings.of_copy(node.op.name)
+        return ring is not None and ring.prefetch
+
+    def asked(nodes: list[Node]) -> list[Node]:
+        out: list[Node] = []
+        for node in nodes:
+            if isinstance(node, OpNode):
+                out.append(MicroNode([], [], lambda op=node.op: maps.prefetch_tile(op), f"prefetch {node.op.name}"))
+            elif isinstance(node, CondNode):
+                out.append(CondNode(node.condition, asked(node.then), asked(node.orelse)))
+            else:
+                out.append(node)
+        return out
+
+    if not any(isinstance(n, OpNode) and wanted(n) for n in loop.body):
+        return []
+    ahead = clone([n for n in loop.body if not isinstance(n, LoopNode)], {loop.var: loop.var + 1}, wanted)
+    return [CondNode(loop.var + 1 < loop.start + loop.extent, asked(ahead))]
 
 
 def _direct_rings(nodes: list[Node], rings: Rings) -> list[Ring]:

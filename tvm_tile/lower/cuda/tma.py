@@ -126,11 +126,17 @@ class TensorMaps:
         """Statements of one thread that fill a tile and report to ``barrier``."""
         return self._moves(op.src, op.dst, version, barrier, read_rows(op.annotations))
 
+    def prefetch_tile(self, op: CopyOp):
+        """Statements of one thread that bring what a load will need into L2."""
+        return self._moves(op.src, op.dst, None, None, read_rows(op.annotations), prefetch=True)
+
     def store(self, op: CopyOp, version):
         """Statements of one thread that write a tile to its tensor (the group is not committed)."""
         return self._moves(op.dst, op.src, version, None)
 
-    def _moves(self, outside: Region, inside: Region, version, barrier, limit: int | None = None):
+    def _moves(
+        self, outside: Region, inside: Region, version, barrier, limit: int | None = None, prefetch: bool = False
+    ):
         storage = self.storage
         tile = storage.tile_of(inside.buffer)
         rank = len(outside.buffer.ty.shape)
@@ -140,13 +146,17 @@ class TensorMaps:
             raise InternalError(f"a TMA copy whose columns are not the last dimension of {outside.buffer.name}")
         stmts = []
         for row, column, rows, columns, element in _boxes(tile, limit):
-            tensor_map = self.map_of(outside, tile, rows, columns, row_dim, store=barrier is None)
+            tensor_map = self.map_of(outside, tile, rows, columns, row_dim, store=barrier is None and not prefetch)
             coordinates = []
             for dim in reversed(range(rank)):
                 at = outside.mins[dim]
                 shift = column if dim == rank - 1 else row if dim == row_dim else 0
                 at = at + shift if shift else at
                 coordinates.append(tirx.Cast("int32", tirx.convert(at)))
+            if prefetch:
+                name = f"cp.async.bulk.prefetch.tensor.{rank}d.L2.global.tile"
+                stmts.append(evaluate(T.ptx[name](T.address_of(tensor_map), *coordinates)))
+                continue
             at = tirx.const(element, "int32")
             if version is not None and tile.versions > 1:
                 at = version.index * tile.version_elements + at
