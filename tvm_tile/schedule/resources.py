@@ -86,6 +86,8 @@ def _copies(kernel: KernelView) -> dict[str, int]:
     for _, scope in kernel.loops:
         for name, count in ((read_pipeline(scope.node) or {}).get("buffers") or {}).items():
             copies[name] = max(copies.get(name, 1), int(count))
+    for exchange in (read_roles(kernel.info.block) or {}).get("exchanges", []):
+        copies |= {name: int(exchange["slots"]) for name in exchange["tiles"]}
     return copies
 
 

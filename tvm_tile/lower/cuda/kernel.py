@@ -188,7 +188,7 @@ class _Lowering:
         for team in teams:
             work = consumer_tree(clone(self.nodes, {}), self.rings, team)
             if team.role == FRONT:
-                work = gather_products(work, self._is_async)
+                work = gather_products(work, self.rings, self._is_async)
             if self.roles.get("overlap", True):
                 work = overlap_iterations(work, self._is_async, turns=bool(self.roles.get("turns")))
             with team.at(storage):
@@ -298,6 +298,9 @@ class _Lowering:
     def _operation(self, node: OpNode) -> list[Node]:
         if isinstance(node.op, SyncOp):
             return [BarrierNode()]
+        if node.waits:
+            waits = [(k, self.rings.wait_full(w.ring, w.count, w.parts)) for k, w in node.waits]
+            self.storage.waits[node.op.name] = waits
         lower = lower_gemm if isinstance(node.op, GemmOp) else lower_op
         steps = lower(self.storage, node, self.hw)
         touched = frozenset(b for b in buffers_of(node) + stored_buffers(node) if b in self.storage.fragments)
@@ -323,7 +326,7 @@ class _Lowering:
         if isinstance(node, WgmmaWaitNode):
             return evaluate(T.ptx.wgmma.wait_group.sync.aligned(node.pending))
         if isinstance(node, RingWaitNode):
-            return self.rings.wait_full(node.ring, node.count)
+            return self.rings.wait_full(node.ring, node.count, node.parts)
         if isinstance(node, TurnNode):
             return self._turn(node)
         if isinstance(node, SendWaitNode):

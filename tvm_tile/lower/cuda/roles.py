@@ -21,7 +21,7 @@ from .pipeline import touched_buffers
 from .program import CondNode, LoopNode, MicroNode, Node, OpNode, RawNode, Version, WhileNode, clone, walk_nodes
 from .rings import Ring, Rings, count_of, slot_of
 from .teams import Team, own_nodes
-from .tma import TensorMaps, tile_bytes
+from .tma import TensorMaps, part_bytes, part_of
 
 __all__ = [
     "ReleaseNode",
@@ -37,10 +37,11 @@ __all__ = [
 
 @dataclass
 class RingWaitNode:
-    """Wait until the slot of visit ``count`` is full."""
+    """Wait until the slot of visit ``count`` is full, or some parts of it are."""
 
     ring: Ring
     count: object
+    parts: list[int] | None = None
 
 
 @dataclass
@@ -205,13 +206,17 @@ def _direct_rings(nodes: list[Node], rings: Rings) -> list[Ring]:
 
 def _fill(group: list[OpNode], ring: Ring, rings: Rings, maps: TensorMaps, count) -> MicroNode:
     """Wait for the slot, announce the bytes, issue the loads."""
-    total = sum(tile_bytes(rings.storage.tile_of(n.op.dst.buffer), read_rows(n.op.annotations)) for n in group)
+    tiles = [(rings.storage.tile_of(n.op.dst.buffer), read_rows(n.op.annotations)) for n in group]
+    totals = [sum(sizes) for sizes in zip(*(part_bytes(*tile, ring.parts) for tile in tiles), strict=True)]
     version = Version(slot_of(ring, count), None, 0, ring.slots)
 
     def emit():
-        full = rings.full(ring, count)
-        expect = evaluate(T.ptx.mbarrier.arrive.expect_tx.shared.b64(full, T.uint32(total)))
-        return seq([rings.wait_empty(ring, count), expect, *[maps.load(n.op, version, full) for n in group]])
+        full = [rings.full(ring, count, part) for part in range(ring.parts)]
+        expect = [
+            evaluate(T.ptx.mbarrier.arrive.expect_tx.shared.b64(barrier, T.uint32(total)))
+            for barrier, total in zip(full, totals, strict=True)
+        ]
+        return seq([rings.wait_empty(ring, count), *expect, *[maps.load(n.op, version, full) for n in group]])
 
     return MicroNode([], [], emit, f"fill {ring.name}")
 
@@ -296,35 +301,64 @@ def _consume(nodes: list[Node], rings: Rings, loop: LoopNode | None, team: Team)
     return out
 
 
-def gather_products(nodes: list[Node], is_async) -> list[Node]:
-    """Products that only waits and hand-backs separate, behind all the waits and before all the hand-backs.
+def gather_products(nodes: list[Node], rings: Rings, is_async) -> list[Node]:
+    """Products in a row, each behind the waits for what it needs itself, all before the hand-backs.
 
-    Each wait for a product before the next one is issued leaves the tensor cores idle; the tiles arrive together.
+    Waiting for a product before the next one is issued leaves the tensor cores idle. Of a tile that arrives in parts, a
+    product waits for each part where it first reads it.
     """
     out: list[Node] = []
     at = 0
     while at < len(nodes):
         node = nodes[at]
-        for part in ("body", "then", "orelse"):
-            if hasattr(node, part):
-                setattr(node, part, gather_products(getattr(node, part), is_async))
-        end, products = at, []
-        while end < len(nodes) and (
-            isinstance(nodes[end], RingWaitNode | ReleaseNode)
-            or (isinstance(nodes[end], OpNode) and is_async(nodes[end]))
-        ):
-            if isinstance(nodes[end], OpNode):
-                products.append(nodes[end])
+        for name in ("body", "then", "orelse"):
+            if hasattr(node, name):
+                setattr(node, name, gather_products(getattr(node, name), rings, is_async))
+        end = at
+        while end < len(nodes) and (_is_wait(nodes[end]) or isinstance(nodes[end], OpNode) and is_async(nodes[end])):
             end += 1
-        if len(products) > 1:
-            run = nodes[at:end]
-            out += [n for n in run if isinstance(n, RingWaitNode)]
-            out += products
-            out += [n for n in run if isinstance(n, ReleaseNode)]
+        run = nodes[at:end]
+        if sum(isinstance(n, OpNode) for n in run) > 1:
+            out += _wait_in_parts([n for n in run if not isinstance(n, ReleaseNode)], rings)
+            # the last ring's products are the last: its hand-back waits for all of them
+            out += reversed([n for n in run if isinstance(n, ReleaseNode)])
             at = end
         else:
             out.append(node)
             at += 1
+    return out
+
+
+def _is_wait(node: Node) -> bool:
+    return isinstance(node, RingWaitNode | ReleaseNode)
+
+
+def _wait_in_parts(run: list[Node], rings: Rings) -> list[Node]:
+    """Waits moved into the products that read a ring's tile along its columns."""
+    out: list[Node] = []
+    waiting: dict[str, tuple[RingWaitNode, set[int]]] = {}
+    for node in run:
+        if isinstance(node, RingWaitNode):
+            if node.ring.parts > 1:
+                waiting[node.ring.name] = (node, set(range(node.ring.parts)))
+            else:
+                out.append(node)
+            continue
+        for wait, left in waiting.values():
+            if not left or not any(b.same_as(node.op.b.buffer) for b in wait.ring.buffers):
+                continue
+            tile = rings.storage.tile_of(node.op.b.buffer)
+            first = int(node.op.b.mins[-1])
+            parts = {}  # part -> first column of this product in it
+            if node.op.trans_b:
+                for column in range(first, first + node.op.k):
+                    parts.setdefault(part_of(tile, column, wait.ring.parts), column - first)
+            else:
+                parts = dict.fromkeys(left, 0)
+            for part in sorted(left.intersection(parts)):
+                node.waits.append((parts[part], RingWaitNode(wait.ring, wait.count, [part])))
+                left.discard(part)
+        out.append(node)
     return out
 
 
