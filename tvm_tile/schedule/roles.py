@@ -12,7 +12,7 @@ from .analysis import GLOBAL, SHARED, KernelView, Site
 from .decisions import BACK, FRONT, FRONT_THREADS, encode, read_instruction, read_partition, read_pipeline, read_shared
 from .producers import why_not_ahead, why_not_ring
 from .resources import shared_peak, shared_uses
-from .room import BARRIERS
+from .room import BARRIERS, scratch_bytes
 from .rule import GIVEN, Decision, NotApplicable, Rule, TileSchedule
 from .tma import why_not_tma
 
@@ -81,6 +81,12 @@ def _decide(sch: TileSchedule, kernel: KernelView, hw):
     for site in _once(kernel, taken):
         if why_not_tma(site.op, layouts[site.op.dst.buffer.name]) is None:
             rings.append({"name": f"load_{site.op.dst.buffer.name}", "copies": [site.name], "slots": 1})
+    if kernel.split:
+        known = {c for ring in rings for c in ring["copies"]}
+        left = next((s for s in kernel.sites if "tile.role" not in s.op.annotations and s.name not in known), None)
+        if left is not None:
+            why = "no TMA load that can be issued ahead, and neither the front nor the back has it"
+            return NotApplicable(f"not specialised: {left.name} is {why}", kernel.name, "roles")
     value = {"rings": rings, "registers": REGISTERS[kernel.threads // 128], "turns": int(_independent(kernel))}
     if kernel.split:
         value |= {"registers": SPLIT_REGISTERS, "turns": 0, "exchanges": _exchanges(kernel, hw)}
@@ -136,6 +142,8 @@ def _exchanges(kernel: KernelView, hw) -> list[dict]:
         group["readers"] += [r for r in readers if r not in group["readers"]]
     uses = {use.name: use for use in shared_uses(kernel)}
     free = hw.shared_per_block - BARRIERS - shared_peak(list(uses.values()))
+    # rows of the front lie within a warp, so that its reductions need no scratch
+    free -= sum(scratch_bytes(s) for s in kernel.sites if s.op.annotations.get("tile.role") == BACK)
     made = []
     for path, group in groups.items():
         more = sum(uses[name].bytes for name in group["tiles"])

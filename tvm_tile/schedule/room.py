@@ -9,7 +9,7 @@ from .analysis import GLOBAL, KernelView, Site, dtype_bits
 from .decisions import read_copy, read_persistent
 from .resources import shared_uses
 
-__all__ = ["room_beside", "scratch_bytes"]
+__all__ = ["BARRIERS", "room_beside", "scratch_bytes"]
 
 #: Barriers at the start of the pool, rounded up to the alignment of swizzled tiles.
 BARRIERS = 1024
@@ -30,7 +30,8 @@ def room_beside(kernel: KernelView, hw, sites: Sequence[Site]) -> int:
         Where the space is needed; in a persistent kernel every tile is live everywhere.
     """
     uses = shared_uses(kernel)
-    if not read_persistent(kernel.info.block):
+    # the front and the back run side by side: scratch of theirs has its own space
+    if not read_persistent(kernel.info.block) and not kernel.split:
         first = min((s.loops[0].position if s.loops else s.position for s in sites), default=0)
         if len(sites) < len(kernel.sites):
             uses = [u for u in uses if u.last >= first]

@@ -1,0 +1,226 @@
+"""A front and a back: chains of products with the rows of one instruction, for any trip count, without races."""
+
+import functools
+
+import pytest
+import torch
+import tvm
+
+import tvm_tile.language as T
+from tvm_tile.ops import flash_attention, flash_mla
+from tvm_tile.schedule.analysis import kernel_views
+from tvm_tile.schedule.decisions import read_roles
+from tvm_tile.schedule.resources import register_estimate
+
+from .harness import close, decided, reason, simulated
+
+QUERIES, WIDTH, OUT = 64, 192, 128
+
+
+def chain(block: int = 32, stages: int = 2, clear_tail: bool = False, after: bool = True, rows: int = QUERIES):
+    """``acc = sum over tiles of decay^... relu(Q K^T) V``, its rows divided by one more than the sum of the relus.
+
+    No softmax: rows are scaled by what each tile says, a sum crosses behind the loop, the last tile may be cut.
+    """
+
+    @T.prim_func
+    def main(
+        Q: T.Tensor((rows, WIDTH), "bfloat16"),
+        K: T.Tensor((320, WIDTH), "bfloat16"),
+        V: T.Tensor((320, OUT), "bfloat16"),
+        O: T.Tensor((rows, OUT), "float32"),
+        Sums: T.Tensor((rows,), "float32"),
+        length: T.int32,
+    ):
+        with T.Kernel(1, threads=256) as bx:
+            Q_s, K_s = T.alloc_shared((rows, WIDTH), "bfloat16"), T.alloc_shared((block, WIDTH), "bfloat16")
+            V_s, P_s = T.alloc_shared((block, OUT), "bfloat16"), T.alloc_shared((rows, block), "bfloat16")
+            s, acc = T.alloc_fragment((rows, block), "float32"), T.alloc_fragment((rows, OUT), "float32")
+            high, decay = T.alloc_fragment((rows,), "float32"), T.alloc_fragment((rows,), "float32")
+            total = T.alloc_fragment((rows,), "float32")
+            T.copy(Q, Q_s)
+            T.clear(acc)
+            T.clear(total)
+            for k in T.Pipelined(T.ceildiv(length, block), num_stages=stages):
+                T.copy(K[k * block, 0], K_s)
+                T.copy(V[k * block, 0], V_s)
+                T.gemm(Q_s, K_s, s, transpose_B=True, clear_accum=True)
+                for i, j in T.Parallel(rows, block):
+                    s[i, j] = T.if_then_else(k * block + j < length, T.max(s[i, j], 0), 0)
+                if clear_tail:
+                    if (k + 1) * block > length:
+                        for i, j in T.Parallel(block, OUT):
+                            if k * block + i >= length:
+                                V_s[i, j] = 0
+                T.reduce_max(s, high, dim=1)
+                for i in T.Parallel(rows):
+                    decay[i] = 1 / (1 + high[i])
+                T.copy(s, P_s)
+                for i in T.Parallel(rows):
+                    total[i] = total[i] * decay[i] + high[i]
+                for i, j in T.Parallel(rows, OUT):
+                    acc[i, j] *= decay[i]
+                T.gemm(P_s, V_s, acc)
+            if after:
+                for i, j in T.Parallel(rows, OUT):
+                    acc[i, j] = acc[i, j] / (1 + total[i])
+            T.copy(acc, O)
+            T.copy(total, Sums)
+
+    return main
+
+
+def expected(q, k, v, length: int, block: int, after: bool):
+    acc, total = torch.zeros(len(q), v.shape[1]).double(), torch.zeros(len(q)).double()
+    for start in range(0, length, block):
+        stop = min(start + block, length)
+        s = (q.double() @ k[start:stop].double().T).clamp(min=0).float()
+        high = s.amax(1).double()
+        decay = 1 / (1 + high)
+        total = total * decay + high
+        acc = acc * decay[:, None] + s.bfloat16().double() @ v[start:stop].double()
+    return (acc / (1 + total)[:, None] if after else acc), total
+
+
+def inputs(seed: int, rows: int = QUERIES):
+    g = torch.Generator().manual_seed(seed)
+    return [(torch.randn(*shape, generator=g) / 4).bfloat16() for shape in ((rows, WIDTH), (320, WIDTH), (320, OUT))]
+
+
+def roles(func) -> dict:
+    """Roles of the first kernel's operations by name of the target buffer."""
+    view = kernel_views(func)[0]
+    assert view.split and read_roles(view.info.block), reason(func, "split") + reason(func, "roles")
+    return {s.name: s.op.annotations.get("tile.role") for s in view.sites}
+
+
+@functools.cache
+def plain_chain(seed: int):
+    return simulated(decided(chain()), seed)
+
+
+@pytest.mark.parametrize("length", [0, 1, 32, 33, 64, 96, 300])
+def test_any_trip_count(length):
+    q, k, v = inputs(length)
+    for seed in (0, 1):
+        o, sums = torch.full((QUERIES, OUT), float("nan")), torch.full((QUERIES,), float("nan"))
+        plain_chain(seed)(q, k, v, o, sums, length)
+        want, total = expected(q, k, v, length, 32, True)
+        close(o, want, 1000)
+        close(sums, total, 1000)
+
+
+@pytest.mark.parametrize(("block", "stages"), [(32, 3), (64, 2), (64, 4)])
+def test_stages_and_tiles(block, stages):
+    q, k, v = inputs(stages)
+    o, sums = torch.full((QUERIES, OUT), float("nan")), torch.full((QUERIES,), float("nan"))
+    func = decided(chain(block, stages))
+    roles(func)
+    simulated(func)(q, k, v, o, sums, 250)
+    close(o, expected(q, k, v, 250, block, True)[0], 1000)
+
+
+def test_the_back_changes_a_tile_behind_the_front():
+    """Rows of V beyond the length hold NaN; the back clears them, in a branch with a barrier of its own."""
+    q, k, v = inputs(3)
+    v[200:] = float("nan")
+    k[200:] = float("nan")
+    o, sums = torch.full((QUERIES, OUT), float("nan")), torch.full((QUERIES,), float("nan"))
+    func = decided(chain(clear_tail=True))
+    roles(func)
+    simulated(func)(q, k, v, o, sums, 200)
+    close(o, expected(q, k.nan_to_num(), v.nan_to_num(), 200, 32, True)[0], 1000)
+
+
+def test_nothing_crosses_behind_the_loop():
+    """The back's epilogue then must not use memory that the front may still read."""
+    q, k, v = inputs(4)
+    o, sums = torch.full((QUERIES, OUT), float("nan")), torch.full((QUERIES,), float("nan"))
+    func = decided(chain(after=False))
+    assert len(read_roles(kernel_views(func)[0].info.block)["exchanges"]) == 1
+    roles(func)
+    simulated(func)(q, k, v, o, sums, 130)
+    close(o, expected(q, k, v, 130, 32, False)[0], 1000)
+
+
+def test_who_does_what():
+    func = decided(chain())
+    view = kernel_views(func)[0]
+    found = roles(func)
+    front = {n for n, role in found.items() if role == "front"}
+    back = {n for n, role in found.items() if role == "back"}
+    products = [s.name for s in view.sites if type(s.op).__name__ == "GemmOp"]
+    assert set(products[:-1]) <= front and products[-1] in back
+    assert {s.threads for s in view.sites if s.name in front} == {128}
+    assert {s.threads for s in view.sites if s.name in back} == {256}
+    loads = {n for n, role in found.items() if role is None}
+    assert len(loads) == 3  # Q, K, V
+    # each fragment belongs to one role
+    for buffer in view.buffers("local.fragment"):
+        assert len({found[s.name] for s, _ in view.uses(buffer)}) == 1, buffer.name
+    # part of Q stays in registers: the product is two, for the parts of K
+    assert any(name.endswith("_kept_copy") for name in front) and len(products) == 3
+    assert register_estimate(view, "front")[0] < register_estimate(view)[0]
+
+
+def test_split_function_means_the_same():
+    """The rewritten tile IR, as any tile IR, runs on the CPU."""
+    import tvm_tile
+    from tvm_tile import hardware
+    from tvm_tile.schedule.split import split_roles
+
+    made, reasons = split_roles(chain(clear_tail=True), hardware.lookup("sm_90"))
+    assert not reasons
+    assert tvm.script.from_source(made.script(), s_tir=True) is not None
+    q, k, v = inputs(5)
+    o, sums = torch.full((QUERIES, OUT), float("nan")), torch.full((QUERIES,), float("nan"))
+    tvm_tile.compile(made, "llvm", lowering="reference", cache=False)(q, k, v, o, sums, 250)
+    close(o, expected(q, k, v, 250, 32, True)[0], 1000)
+
+
+@pytest.mark.parametrize(
+    ("func", "why"),
+    [
+        (chain(rows=128), "128 rows, so that warpgroups have rows of their own"),
+        (flash_attention(1, 1, 256, 256, 64, threads=256, block_M=128, block_N=64), "warpgroups have rows"),
+        (flash_mla(1, 128, 128, threads=128, block_H=64, num_stages=1), "128 threads are not two warpgroups"),
+        (flash_mla(1, 128, 128, threads=256, block_H=64, num_stages=0), "not pipelined"),
+        (chain(stages=1), "tried, but not specialised: no loop is pipelined"),
+    ],
+)
+def test_why_not(func, why):
+    assert why in reason(decided(func), "split")
+
+
+def test_falls_back_where_the_loads_cannot_run_ahead():
+    """A row of 100 bytes cannot be a TMA load: all consumers then do the same, and the log says what was tried."""
+
+    @T.prim_func
+    def main(
+        Q: T.Tensor((64, 64), "float16"), K: T.Tensor((128, 67), "float16"), V: T.Tensor((128, 64), "float16"),
+        O: T.Tensor((64, 64), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=256) as bx:
+            Q_s, K_s = T.alloc_shared((64, 64), "float16"), T.alloc_shared((32, 64), "float16")
+            V_s, P_s = T.alloc_shared((32, 64), "float16"), T.alloc_shared((64, 32), "float16")
+            s, acc = T.alloc_fragment((64, 32), "float32"), T.alloc_fragment((64, 64), "float32")
+            T.copy(Q, Q_s)
+            T.clear(acc)
+            for k in T.Pipelined(4, num_stages=2):
+                T.copy(K[k * 32, 0], K_s)
+                T.copy(V[k * 32, 0], V_s)
+                T.gemm(Q_s, K_s, s, transpose_B=True, clear_accum=True)
+                T.copy(s, P_s)
+                T.gemm(P_s, V_s, acc)
+            T.copy(acc, O)
+
+    func = decided(main)
+    assert not kernel_views(func)[0].split
+    assert "tried, but" in reason(func, "split")
+    g = torch.Generator().manual_seed(1)
+    q, k, v = ((torch.randn(*shape, generator=g) / 8).half() for shape in ((64, 64), (128, 67), (128, 64)))
+    o = torch.full((64, 64), float("nan"))
+    simulated(func)(q, k, v, o)
+    scores = (q.double() @ k[:, :64].double().T).half().double()
+    want = scores @ v.double()
+    close(o, want, 100_000)
