@@ -154,7 +154,7 @@ def test_who_does_what():
     assert {s.threads for s in view.sites if s.name in front} == {128}
     assert {s.threads for s in view.sites if s.name in back} == {256}
     loads = {n for n, role in found.items() if role is None}
-    assert len(loads) == 3  # Q, K, V
+    assert len(loads) == 4  # the kept columns of Q, the others, K, V
     # each fragment belongs to one role
     for buffer in view.buffers("local.fragment"):
         assert len({found[s.name] for s, _ in view.uses(buffer)}) == 1, buffer.name

@@ -254,9 +254,10 @@ def read_deferred(annotations) -> str | None:
 def read_roles(block) -> dict | None:
     """Warp roles of a kernel.
 
-    ``{"rings": [{"name", "copies", "slots"[, "prefetch"]}], "registers": [producer, consumer], "turns"}``; with a front
-    and a back also ``"exchanges": [{"name", "writers", "readers", "tiles", "slots"}]``, and registers are
-    [producer, back, front].
+    ``{"rings": [{"name", "copies", "slots"}], "registers": [producer, consumer], "turns"}``. With a front and a back
+    also ``"exchanges": [{"name", "writers", "readers", "tiles", "slots"}]``; registers are [producer, back, front], and
+    a ring may have ``"parts"`` that arrive one by one, ``"prefetch"`` into L2, and ``"inside": {"ring", "slot"}``, the
+    slot whose space it takes before the loop.
     """
     return _decode(block, "tile.roles")
 

@@ -1,28 +1,28 @@
-"""Part of a product's invariant A operand stays in registers: shared memory is read for B alone there.
+"""Part of a product's invariant A operand stays in registers, and its shared memory becomes a slot of a ring.
 
 A wgmma with M = 64 reads 2 KB of A for each K step, as much as B has at N = 64: from shared memory such a product takes
-all of its bandwidth. The columns that fit the registers are copied into a fragment before the loop, and the product
-becomes two, one for each part of K.
+all of its bandwidth. The columns that fit the registers pass through shared memory once, before the loop; the load and
+the product become two each, for the two parts of K.
 """
 
 from __future__ import annotations
 
 from tvm import tirx
-from tvm.ir import Range, Var
+from tvm.ir import Range, TensorLoad, Var
 from tvm.s_tir import SBlock, SBlockRealize
 from tvm.tirx import BufferStore, For, ForKind, IterVar, SeqStmt
 
 from ..ir.normalize import rebuild_block
-from ..ir.ops import GemmOp, match_op, read_op
-from ..ir.visit import substitute
-from .analysis import SHARED, KernelView, Scope, Site, dtype_bits
+from ..ir.ops import CopyOp, GemmOp, match_op, read_op
+from ..ir.visit import rewrite, substitute
+from .analysis import GLOBAL, SHARED, KernelView, Scope, Site, dtype_bits
 
-__all__ = ["copy_of", "kept_columns", "split_product"]
+__all__ = ["copy_of", "kept_columns", "split_load", "split_product"]
 
 #: Registers a thread of the front that the fragment may take beside the scores and what works on them.
-BUDGET = 96
+BUDGET = 108
 #: Columns are kept in whole column blocks of a 128-byte swizzle.
-BLOCK_BYTES = 128
+BLOCK_BYTES = 32
 
 
 def kept_columns(kernel: KernelView, loop: Scope, product: Site, threads: int) -> int:
@@ -42,8 +42,13 @@ def kept_columns(kernel: KernelView, loop: Scope, product: Site, threads: int) -
     op: GemmOp = product.op
     if op.a.scope != SHARED or op.trans_a or not op.a.whole or op.mask is not None:
         return 0
-    writers = [s for s, a in kernel.uses(op.a.buffer) if a.write]
-    if any(loop in s.path or s.path or s.position > loop.position for s in writers) or len(writers) != 1:
+    users = [s for s, _ in kernel.uses(op.a.buffer)]
+    if len(users) != 2 or users[1] is not product or users[0].path or users[0].position > loop.position:
+        return 0
+    load = users[0].op
+    if not isinstance(load, CopyOp) or load.src.scope != GLOBAL or not load.dst.whole or load.dst.axes != [0, 1]:
+        return 0
+    if not isinstance(load.body, BufferStore):
         return 0
     bits = dtype_bits(op.a.dtype)
     block = BLOCK_BYTES * 8 // bits
@@ -51,57 +56,77 @@ def kept_columns(kernel: KernelView, loop: Scope, product: Site, threads: int) -
     return min(columns, (op.k - 1) // block * block)
 
 
-def split_product(stmt, fragment: Var, columns: int):
-    """A product as two: A from the fragment up to ``columns`` of K, from shared memory beyond.
+def split_product(stmt, fragment: Var, rest: Var, columns: int):
+    """A product as two: A from the fragment up to ``columns`` of K, from the shared tile ``rest`` beyond."""
+    return _in_two(stmt, 2, _read(stmt).a.buffer, fragment, rest, columns)
 
-    Parameters
-    ----------
-    stmt : Stmt
-        Loops and block of the product.
-    fragment : Var
-        Holds the first columns of A.
-    columns : int
-        How many.
-    """
+
+def split_load(stmt, first: Var, rest: Var, columns: int):
+    """The load of a tile as two, of its first columns and of the others."""
+    return _in_two(stmt, 1, _read(stmt).dst.buffer, first, rest, columns)
+
+
+def _read(stmt):
+    return read_op(match_op(stmt)[1])
+
+
+def _in_two(stmt, axis: int, old: Var, first: Var, rest: Var, columns: int):
+    """An operation as two, for two ranges of an axis, with a buffer ``old`` that the axis indexes cut in two."""
     loops, realize = match_op(stmt)
-    k = realize.block.iter_vars[2]
-    mapping = {_a_buffer(realize): fragment}
-    first = _on_range(loops, realize, columns, {}, realize.block.init, str(realize.block.name_hint), mapping)
-    rest = int(k.dom.extent) - columns
-    name = f"{realize.block.name_hint}_rest"
-    return SeqStmt([first, _on_range(loops, realize, rest, {k.var: k.var + columns}, None, name, {})])
+    block = realize.block
+    whole = int(block.iter_vars[axis].dom.extent)
+    name = str(block.name_hint)
+    swapped = {part: [substitute(r, {old: first}) for r in getattr(block, part)] for part in ("reads", "writes")}
+    body = substitute(block.body, {old: first})
+    init = block.init if block.init is None else substitute(block.init, {old: first})
+    head = rebuild_block(block, body=body, init=init, **swapped)
+
+    var = block.iter_vars[axis].var
+    moved = {part: [_shifted_region(r, var, columns, old, rest) for r in getattr(block, part)] for part in swapped}
+    if block.init is not None:
+        moved["reads"] = [*moved["writes"], *moved["reads"]]  # what is added to is read too
+    body = _shifted(block.body, var, columns, old, rest)
+    tail = rebuild_block(block, name_hint=f"{name}_rest", body=body, init=None, **moved)
+    parts = [(head, columns), (tail, whole - columns)]
+    return SeqStmt([_on_range(loops, realize, made, axis, extent) for made, extent in parts])
 
 
-def _a_buffer(realize: SBlockRealize) -> Var:
-    return read_op(realize).a.buffer
+def _shifted(node, var: Var, by: int, old: Var, new: Var):
+    """``var`` moved on by some columns, but not where it indexes ``old``, which becomes ``new``."""
+
+    def on_load(load, mutator):
+        if load.source.same_as(old):
+            return tirx.BufferLoad(new, list(load.indices))
+        return mutator.default_mutate(load)
+
+    def on_store(store, mutator):
+        if store.buffer.same_as(old):
+            return BufferStore(new, mutator.mutate(store.value), list(store.indices))
+        return mutator.default_mutate(store)
+
+    def on_var(v, mutator):
+        return v + by if v.same_as(var) else v
+
+    return rewrite(node, [(TensorLoad, on_load), (BufferStore, on_store), (Var, on_var)])
+
+
+def _shifted_region(region, var: Var, by: int, old: Var, new: Var):
+    if region.source.same_as(old):
+        return tirx.stmt.BufferRegion(new, region.region)
+    return substitute(region, {var: var + by})
 
 
 def _loop(loop: For, var: Var, extent, body) -> For:
     return For(var, loop.min, extent, loop.kind, body, loop.thread_binding, loop.annotations, loop.step, loop.span)
 
 
-def _on_range(loops: list[For], realize: SBlockRealize, extent: int, shift: dict, init, name: str, buffers: dict):
-    block = realize.block
+def _on_range(loops: list[For], realize: SBlockRealize, block: SBlock, axis: int, extent: int):
     axes = list(block.iter_vars)
-    axes[2] = IterVar(Range(0, extent), axes[2].var, axes[2].iter_type)
-    moved = {**shift, **buffers}
-    body = rebuild_block(
-        block,
-        iter_vars=axes,
-        name_hint=name,
-        init=init,
-        body=substitute(block.body, moved),
-        reads=[substitute(r, moved) for r in block.reads],
-    )
-    if init is None and block.init is not None:
-        # what is added to is read too
-        body = rebuild_block(body, reads=[*body.writes, *body.reads])
-    stmt = SBlockRealize(realize.iter_values, realize.predicate, body, realize.span)
+    axes[axis] = IterVar(Range(0, extent), axes[axis].var, axes[axis].iter_type)
+    stmt = SBlockRealize(realize.iter_values, realize.predicate, rebuild_block(block, iter_vars=axes), realize.span)
     for n, loop in reversed(list(enumerate(loops))):
-        size = tirx.const(extent, "int32") if n == 2 else loop.extent
-        stmt = For(
-            loop.loop_var, loop.min, size, loop.kind, stmt, loop.thread_binding, loop.annotations, loop.step, loop.span
-        )
+        size = tirx.const(extent, "int32") if n == axis else loop.extent
+        stmt = _loop(loop, loop.loop_var, size, stmt)
     return _renamed(stmt)
 
 

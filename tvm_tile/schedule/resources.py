@@ -81,23 +81,36 @@ def _written_first(users: list[tuple[Site, Access]]) -> bool:
     return all(a.write and plain_dims(first, a) is not None for a in own) and not guarded
 
 
-def _copies(kernel: KernelView) -> dict[str, int]:
+def _copies(kernel: KernelView, roles: dict) -> dict[str, int]:
+    """Copies of tiles that have more or less than one; 0 for what is loaded into another tile's space."""
     copies: dict[str, int] = {}
     for _, scope in kernel.loops:
         for name, count in ((read_pipeline(scope.node) or {}).get("buffers") or {}).items():
             copies[name] = max(copies.get(name, 1), int(count))
-    for exchange in (read_roles(kernel.info.block) or {}).get("exchanges", []):
+    targets = {s.name: s.op.dst.buffer.name for s in kernel.sites if isinstance(s.op, CopyOp)}
+    for ring in roles.get("rings", []):
+        copies |= {targets[name]: 0 if "inside" in ring else int(ring["slots"]) for name in ring["copies"]}
+    for exchange in roles.get("exchanges", []):
         copies |= {name: int(exchange["slots"]) for name in exchange["tiles"]}
     return copies
 
 
-def shared_uses(kernel: KernelView) -> list[SharedUse]:
-    """Every shared tile of a decided kernel; scratch of the compiler's own is not included."""
-    layouts, copies = read_shared(kernel.info.block), _copies(kernel)
+def shared_uses(kernel: KernelView, roles: dict | None = None) -> list[SharedUse]:
+    """Every shared tile of a decided kernel; scratch of the compiler's own is not included.
+
+    Parameters
+    ----------
+    kernel : KernelView
+        The kernel.
+    roles : dict, optional
+        Warp roles that are tried, instead of those that were decided.
+    """
+    layouts = read_shared(kernel.info.block)
+    copies = _copies(kernel, roles or read_roles(kernel.info.block) or {})
     out = []
     for buffer in kernel.buffers(SHARED):
         span = _span(kernel, buffer)
-        if span is None or buffer.name not in layouts:
+        if span is None or buffer.name not in layouts or copies.get(buffer.name) == 0:
             continue
         layout = layouts[buffer.name]
         size = -(-layout.bytes // layout.alignment) * layout.alignment

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from ..ir.ops import CopyOp, GemmOp
 from .analysis import GLOBAL, SHARED, KernelView, Site
-from .decisions import BACK, FRONT, FRONT_THREADS, encode, read_instruction, read_partition, read_pipeline, read_shared
+from .decisions import FRONT_THREADS, encode, read_instruction, read_partition, read_pipeline, read_shared
 from .producers import why_not_ahead, why_not_ring
-from .resources import shared_peak, shared_uses
-from .room import BARRIERS, scratch_bytes
 from .rule import GIVEN, Decision, NotApplicable, Rule, TileSchedule
+from .split_memory import arrival, exchanged, exchanges, fitted
 from .tma import why_not_tma
 
 __all__ = ["PRODUCER_THREADS", "largest_n", "roles"]
@@ -73,11 +72,8 @@ def _decide(sch: TileSchedule, kernel: KernelView, hw):
         taken |= {c.name for c in group}
         name = f"ring_{group[0].op.dst.buffer.name}"
         rings.append({"name": name, "copies": [c.name for c in group], "slots": int(plan["stages"])})
-        if kernel.split:
-            rings[-1]["parts"] = _parts(kernel, group, layouts)
-        # the slot of a tile that the final product reads goes back late: two of them do not hide the memory's latency
-        if kernel.split and rings[-1]["slots"] < 3:
-            rings[-1]["prefetch"] = 1
+        if kernel.split and len(group) == 1:
+            rings[-1] |= arrival(group[0], _first_use(kernel, group[0]), layouts, rings[-1]["slots"])
     for site in _once(kernel, taken):
         if why_not_tma(site.op, layouts[site.op.dst.buffer.name]) is None:
             rings.append({"name": f"load_{site.op.dst.buffer.name}", "copies": [site.name], "slots": 1})
@@ -89,7 +85,8 @@ def _decide(sch: TileSchedule, kernel: KernelView, hw):
             return NotApplicable(f"not specialised: {left.name} is {why}", kernel.name, "roles")
     value = {"rings": rings, "registers": REGISTERS[kernel.threads // 128], "turns": int(_independent(kernel))}
     if kernel.split:
-        value |= {"registers": SPLIT_REGISTERS, "turns": 0, "exchanges": _exchanges(kernel, hw)}
+        value |= {"registers": SPLIT_REGISTERS, "turns": 0}
+        value = exchanged(kernel, hw, fitted(kernel, hw, {**value, "exchanges": exchanges(kernel)}))
     sch.annotate_kernel(kernel, "tile.roles", encode(value))
     why = "all loads of the pipelined loops can be issued by TMA ahead of the products"
     return Decision(kernel.name, "roles", _text(kernel, value), why)
@@ -106,51 +103,6 @@ def _text(kernel: KernelView, value: dict) -> str:
         f"one producer warpgroup, one front warpgroup, {kernel.threads // 128} back warpgroups; {rings}; from front to "
         f"back {crossing}"
     )
-
-
-#: Parts of a tile that arrive one by one.
-PARTS = 4
-
-
-def _parts(kernel: KernelView, group: list[Site], layouts: dict) -> int:
-    """Into how many column ranges a load is split, so that the front's product can begin with the first."""
-    if len(group) != 1:
-        return 1
-    buffer = group[0].op.dst.buffer
-    first = _first_use(kernel, group[0])
-    along = isinstance(first.op, GemmOp) and first.op.b.buffer.same_as(buffer) and first.op.trans_b
-    blocks = layouts[buffer.name].blocks
-    return PARTS if along and blocks % PARTS == 0 else 1
-
-
-def _exchanges(kernel: KernelView, hw) -> list[dict]:
-    """Shared tiles that the front writes for the back, those of one loop (or behind it) together.
-
-    In a loop they get two slots where shared memory allows it: the front then need not wait for the back's product.
-    """
-    groups: dict[tuple, dict] = {}
-    for buffer in kernel.buffers(SHARED):
-        uses = [(s, a) for s, a in kernel.uses(buffer) if "tile.role" in s.op.annotations]
-        writers = [s.name for s, a in uses if a.write and s.op.annotations["tile.role"] == FRONT]
-        readers = [s.name for s, a in uses if not a.write and s.op.annotations["tile.role"] == BACK]
-        if not writers or not readers:
-            continue
-        path = tuple(id(scope) for scope in uses[0][0].path)
-        group = groups.setdefault(path, {"name": f"to_back_{buffer.name}", "tiles": [], "writers": [], "readers": []})
-        group["tiles"].append(buffer.name)
-        group["writers"] += [w for w in writers if w not in group["writers"]]
-        group["readers"] += [r for r in readers if r not in group["readers"]]
-    uses = {use.name: use for use in shared_uses(kernel)}
-    free = hw.shared_per_block - BARRIERS - shared_peak(list(uses.values()))
-    # rows of the front lie within a warp, so that its reductions need no scratch
-    free -= sum(scratch_bytes(s) for s in kernel.sites if s.op.annotations.get("tile.role") == BACK)
-    made = []
-    for path, group in groups.items():
-        more = sum(uses[name].bytes for name in group["tiles"])
-        slots = 2 if path and more <= free else 1
-        free -= more * (slots - 1)
-        made.append({**group, "slots": slots})
-    return made
 
 
 def _why_not(kernel: KernelView, hw) -> str | None:

@@ -25,7 +25,7 @@ from ..ir.visit import rewrite, substitute
 from .analysis import FRAGMENT, GLOBAL, SHARED, KernelView, Scope, Site, kernel_views, scope_of, static_shape
 from .decisions import BACK, FRONT, FRONT_THREADS
 from .gemm_instruction import why_not_wgmma
-from .kept_operand import copy_of, kept_columns, split_product
+from .kept_operand import copy_of, kept_columns, split_load, split_product
 
 __all__ = ["split_roles"]
 
@@ -260,12 +260,15 @@ def _rewritten(func: tirx.PrimFunc, plan: _Plan) -> tirx.PrimFunc:
         for site in crossing.readers:
             renamed.setdefault(site.name, {})[buffer] = crossing.received
 
-    kept = None
+    kept, load, unused = None, "", None
     if plan.kept is not None:
         product, columns = plan.kept
-        a = product.op.a
-        kept = _buffer((product.op.m, columns), a.dtype, f"{a.buffer.name}_kept", FRAGMENT, names)
-        made.append(kept)
+        unused, rows, depth, dtype = product.op.a.buffer, product.op.m, product.op.k, product.op.a.dtype
+        load = next(s.name for s, access in plan.kernel.uses(unused) if access.write)
+        kept = _buffer((rows, columns), dtype, f"{unused.name}_kept", FRAGMENT, names)
+        passing = _buffer((rows, columns), dtype, f"{unused.name}_first", SHARED, names)
+        rest = _buffer((rows, depth - columns), dtype, f"{unused.name}_rest", SHARED, names)
+        made += [kept, passing, rest]
     inside = [False]
 
     def on_for(loop, mutator):
@@ -274,10 +277,12 @@ def _rewritten(func: tirx.PrimFunc, plan: _Plan) -> tirx.PrimFunc:
             out = mutator.default_mutate(loop)
             if kept is None or not loop.loop_var.same_as(plan.loop.node.loop_var):
                 return out
-            copy = copy_of(a.buffer, kept, (product.op.m, columns), f"{kept.name}_copy", {"tile.role": FRONT})
-            return SeqStmt([copy, out])
-        if kept is not None and str(matched[1].block.name_hint) == product.name:
-            loop = split_product(loop, kept, columns)
+            return SeqStmt([copy_of(passing, kept, (rows, columns), f"{kept.name}_copy", {"tile.role": FRONT}), out])
+        name = str(matched[1].block.name_hint)
+        if name == load:
+            return split_load(loop, passing, rest, columns)
+        if kept is not None and name == product.name:
+            loop = split_product(loop, kept, rest, columns)
         return _operation(loop, str(matched[1].block.name_hint), plan, before, renamed)
 
     def on_realize(realize, mutator):
@@ -288,7 +293,7 @@ def _rewritten(func: tirx.PrimFunc, plan: _Plan) -> tirx.PrimFunc:
                 out = mutator.default_mutate(realize)
             finally:
                 inside[0] = False
-            return _with_buffers(out, made)
+            return _with_buffers(out, made, unused)
         if inside[0] and match_op(realize) is not None:
             return _operation(realize, name, plan, before, renamed)
         return mutator.default_mutate(realize)
@@ -310,8 +315,9 @@ def _operation(stmt, name: str, plan: _Plan, before: dict, renamed: dict):
     return SeqStmt([*before[name], stmt]) if name in before else stmt
 
 
-def _with_buffers(realize: SBlockRealize, buffers: list[Var]) -> SBlockRealize:
-    block = rebuild_block(realize.block, alloc_buffers=[*realize.block.alloc_buffers, *buffers])
+def _with_buffers(realize: SBlockRealize, buffers: list[Var], unused: Var | None) -> SBlockRealize:
+    old = [b for b in realize.block.alloc_buffers if unused is None or not b.same_as(unused)]
+    block = rebuild_block(realize.block, alloc_buffers=[*old, *buffers])
     return SBlockRealize(realize.iter_values, realize.predicate, block, realize.span)
 
 

@@ -254,9 +254,12 @@ class _Lowering:
         storage = self.storage
         scratch = {b for b in storage.tiles if b not in declared}
         ring_tiles = {b for r in self.rings.rings for b in r.buffers} if self.rings else set()
+        rings = {r.name: r for r in self.rings.rings} if self.rings else {}
+        guests = {r.buffers[0]: (rings[r.inside[0]].buffers[0], r.inside[1]) for r in rings.values() if r.inside}
         placement = place_tiles(
             storage, nodes, self.hw.shared_per_block, scratch, self.location,
             reserved=self.rings.bytes if self.rings else 0, from_start=ring_tiles, known=known,
+            inside=guests,
         )  # fmt: skip
         if placement.bytes:
             storage.pool = tirx.decl_buffer(

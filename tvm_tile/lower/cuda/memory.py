@@ -43,6 +43,7 @@ def place_tiles(
     reserved: int = 0,
     from_start: set[Var] = frozenset(),
     known: dict[Var, tuple[int, int]] | None = None,
+    inside: dict[Var, tuple[Var, int]] | None = None,
 ) -> Placement:
     """Give every shared tile its offset in the pool.
 
@@ -65,6 +66,8 @@ def place_tiles(
     known : dict, optional
         When tiles are live, where the walk cannot tell because warps with different roles run side by side; tiles of
         the compiler's own then have their own space.
+    inside : dict, optional
+        Tile -> (tile, copy) whose space it takes.
 
     Raises
     ------
@@ -83,6 +86,7 @@ def place_tiles(
             live[buffer] = (0 if tile.lasting == "always" else live[buffer][0], END)
     for buffer in from_start:
         live[buffer] = (0, live.get(buffer, (0, 0))[1])
+    guests = {b: live.pop(b) for b in inside or {} if b in live}
     order = sorted(live, key=lambda b: (-storage.tiles[b].bytes, live[b][0]))
     placed: list[Var] = []
     total = reserved
@@ -101,6 +105,10 @@ def place_tiles(
         tile.byte_offset = at
         placed.append(buffer)
         total = max(total, at + tile.bytes)
+    for buffer in guests:
+        host, copy = inside[buffer]
+        storage.tiles[buffer].byte_offset = storage.tiles[host].byte_offset + copy * storage.tiles[host].version_bytes
+    live |= guests
     for buffer, tile in storage.tiles.items():
         if tile.base is not None:
             tile.byte_offset = tile.base.byte_offset

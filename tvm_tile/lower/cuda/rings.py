@@ -47,6 +47,8 @@ class Ring:
         Warps that complete a full barrier (1 for a load) and an empty one.
     parts : int
         Column ranges of a slot's tile that have a full barrier each, so that a product can begin with the first.
+    inside : (str, int) or None
+        Ring and slot whose space this ring's tile takes at first; the load of that slot waits until it is read.
     prefetch : bool
         Whether the producer asks L2 for the next iteration's tiles when it has issued the loads of this one.
     writers, readers : list of str
@@ -61,6 +63,7 @@ class Ring:
     index: int = 0
     arrivals: tuple[int, int] = (1, 1)
     parts: int = 1
+    inside: tuple[str, int] | None = None
     prefetch: bool = False
     writers: list[str] = field(default_factory=list)
     readers: list[str] = field(default_factory=list)
@@ -145,6 +148,12 @@ class Rings:
             T.cuda.mbarrier_wait(self.empty(ring, count), tirx.bitwise_xor(phase_of(ring, count), const(1)))
         )
 
+    def wait_guests(self, ring: Ring, count) -> list:
+        """Before a slot's first load: wait until what was loaded into its space has been read."""
+        guests = [r for r in self.rings if r.inside is not None and r.inside[0] == ring.name]
+        wait = T.cuda.mbarrier_wait
+        return [when(tirx.EQ(count, const(g.inside[1])), evaluate(wait(self.empty(g, const(0)), 0))) for g in guests]
+
     def release(self, ring: Ring, count, guard=None):
         """One lane of each warp hands the slot back."""
         return self._arrive(self.empty(ring, count), guard)
@@ -203,6 +212,8 @@ def make_rings(storage: Storage, nodes: list[Node], described: list[dict], excha
         ring = Ring(str(entry["name"]), [str(c) for c in entry.get("copies", [])], int(entry["slots"]))
         ring.writers, ring.readers = ([str(n) for n in entry.get(k, [])] for k in ("writers", "readers"))
         ring.parts = int(entry.get("parts", 1))
+        if "inside" in entry:
+            ring.inside = (str(entry["inside"]["ring"]), int(entry["inside"]["slot"]))
         ring.prefetch = bool(entry.get("prefetch", 0))
         path = _path(nodes, (ring.copies or ring.writers)[0], ())
         if path is None:

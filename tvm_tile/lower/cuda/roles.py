@@ -216,7 +216,8 @@ def _fill(group: list[OpNode], ring: Ring, rings: Rings, maps: TensorMaps, count
             evaluate(T.ptx.mbarrier.arrive.expect_tx.shared.b64(barrier, T.uint32(total)))
             for barrier, total in zip(full, totals, strict=True)
         ]
-        return seq([rings.wait_empty(ring, count), *expect, *[maps.load(n.op, version, full) for n in group]])
+        free = [rings.wait_empty(ring, count), *rings.wait_guests(ring, count)]
+        return seq([*free, *expect, *[maps.load(n.op, version, full) for n in group]])
 
     return MicroNode([], [], emit, f"fill {ring.name}")
 
