@@ -12,7 +12,7 @@ from .analysis import GLOBAL, SHARED, KernelView, Site
 from .decisions import FRONT_THREADS, encode, read_instruction, read_partition, read_pipeline, read_shared
 from .producers import why_not_ahead, why_not_ring
 from .rule import GIVEN, Decision, NotApplicable, Rule, TileSchedule
-from .split_memory import arrival, exchanged, exchanges, fitted
+from .split_memory import arrival, exchanged, exchanges, fitted, signal_slots
 from .tma import why_not_tma
 
 __all__ = ["PRODUCER_THREADS", "largest_n", "roles"]
@@ -87,6 +87,7 @@ def _decide(sch: TileSchedule, kernel: KernelView, hw):
     if kernel.split:
         value |= {"registers": SPLIT_REGISTERS, "turns": 0}
         value = exchanged(kernel, hw, fitted(kernel, hw, {**value, "exchanges": exchanges(kernel)}))
+        value["signal"] = signal_slots(kernel, value)
     sch.annotate_kernel(kernel, "tile.roles", encode(value))
     why = "all loads of the pipelined loops can be issued by TMA ahead of the products"
     return Decision(kernel.name, "roles", _text(kernel, value), why)

@@ -8,7 +8,7 @@ from .decisions import BACK, FRONT
 from .resources import SharedUse, shared_peak, shared_uses
 from .room import BARRIERS, scratch_bytes
 
-__all__ = ["arrival", "exchanged", "exchanges", "fitted"]
+__all__ = ["arrival", "exchanged", "exchanges", "fitted", "signal_slots"]
 
 #: Parts of a tile that arrive one by one.
 PARTS = 4
@@ -121,3 +121,18 @@ def exchanged(kernel: KernelView, hw, roles: dict) -> dict:
         free -= more * (slots - 1)
         made.append({**exchange, "slots": slots})
     return {**roles, "exchanges": made}
+
+
+def signal_slots(kernel: KernelView, roles: dict) -> int:
+    """Slots of the signal by which the front's products go before the back's, 0 where they do not.
+
+    With two slots the next tile is loaded while the back multiplies: waiting for the product that reads it would leave
+    the tensor cores idle. The front is at most one signal ahead of the slots that it may fill.
+    """
+    sites = {s.name: s for s in kernel.sites}
+    for ring in roles["rings"]:
+        targets = [sites[c].op.dst.buffer for c in ring["copies"]]
+        users = {s.op.annotations.get("tile.role") for b in targets for s, _ in kernel.uses(b)}
+        if {FRONT, BACK} <= users and ring["slots"] < ENOUGH_SLOTS:
+            return 0
+    return 1 + max(e["slots"] for e in roles["exchanges"])

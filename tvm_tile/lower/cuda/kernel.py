@@ -55,8 +55,10 @@ from .roles import (
     RingWaitNode,
     SendNode,
     SendWaitNode,
+    SignalNode,
     buffers_of,
     consumer_tree,
+    front_first,
     gather_products,
     producer_tree,
     set_arrivals,
@@ -150,7 +152,8 @@ class _Lowering:
             self.nodes, tiles = persistent_tree(self.info, self.nodes, ctas, read_raster(self.info.block))
         storage = make_storage(self.info, self.nodes, self._ring_copies(), self.func, self.location)
         self.storage = storage
-        self.rings = make_rings(storage, self.nodes, self.roles["rings"], self.roles.get("exchanges", ()))
+        described = (self.roles["rings"], self.roles.get("exchanges", ()), int(self.roles.get("signal", 0)))
+        self.rings = make_rings(storage, self.nodes, *described)
         storage.maps = maps = TensorMaps(storage)
         storage.persistent = bool(ctas)
         registers = self.roles.get("registers")
@@ -189,6 +192,7 @@ class _Lowering:
             work = consumer_tree(clone(self.nodes, {}), self.rings, team)
             if team.role == FRONT:
                 work = gather_products(work, self.rings, self._is_async)
+            work = front_first(work, self.rings, team, self._is_async)
             if self.roles.get("overlap", True):
                 work = overlap_iterations(work, self._is_async, turns=bool(self.roles.get("turns")))
             with team.at(storage):
@@ -334,6 +338,8 @@ class _Lowering:
             return self._turn(node)
         if isinstance(node, SendWaitNode):
             return self.rings.wait_empty(node.ring, node.count)
+        if isinstance(node, SignalNode):
+            return self.rings.say(node.ring, node.count)
         if isinstance(node, SendNode):
             return self.rings.send(node.ring, node.count)
         if isinstance(node, ReleaseNode):

@@ -53,6 +53,8 @@ class Ring:
         Whether the producer asks L2 for the next iteration's tiles when it has issued the loads of this one.
     writers, readers : list of str
         Operations of an exchange: the front's that fill a slot, the back's that read it.
+    signal : bool
+        Whether it holds nothing: the front says that its products of an iteration are complete.
     """
 
     name: str
@@ -67,6 +69,7 @@ class Ring:
     prefetch: bool = False
     writers: list[str] = field(default_factory=list)
     readers: list[str] = field(default_factory=list)
+    signal: bool = False
 
 
 @dataclass
@@ -81,6 +84,11 @@ class Rings:
     def exchanges(self) -> list[Ring]:
         """Rings that the front fills for the back."""
         return [r for r in self.rings if r.writers]
+
+    @property
+    def signal(self) -> Ring | None:
+        """What the front completes when its products of an iteration are complete."""
+        return next((r for r in self.rings if r.signal), None)
 
     @property
     def bytes(self) -> int:
@@ -163,6 +171,10 @@ class Rings:
         fence = evaluate(T.ptx.fence.proxy.async_.shared__cta())
         return seq([fence, self._arrive(self.full(ring, count), None)])
 
+    def say(self, ring: Ring, count):
+        """One lane of each warp of the front says that its products of an iteration are complete."""
+        return self._arrive(self.full(ring, count), None)
+
     def _arrive(self, barrier, guard):
         arrive = evaluate(T.ptx.mbarrier.arrive.shared.b64(barrier, T.uint32(1)))
         lane0 = tirx.EQ(tirx.floormod(self.storage.tx, 32), const(0))
@@ -193,7 +205,7 @@ def count_of(rings: Rings, ring: Ring, role: str, loop: LoopNode | None):
     return here if ring.counting == "flat" else rings.counter(ring, role)[0] + here
 
 
-def make_rings(storage: Storage, nodes: list[Node], described: list[dict], exchanges=()) -> Rings:
+def make_rings(storage: Storage, nodes: list[Node], described: list[dict], exchanges=(), signal: int = 0) -> Rings:
     """The rings that the rules asked for, with their way of counting.
 
     Parameters
@@ -206,6 +218,8 @@ def make_rings(storage: Storage, nodes: list[Node], described: list[dict], excha
         For each ring its ``name``, ``copies`` and ``slots``.
     exchanges : list of dict
         For each exchange its ``name``, ``writers``, ``readers``, ``tiles`` and ``slots``.
+    signal : int
+        Slots of the front's signal, 0 for none.
     """
     rings = Rings(storage)
     for entry in [*described, *exchanges]:
@@ -227,6 +241,8 @@ def make_rings(storage: Storage, nodes: list[Node], described: list[dict], excha
                 ring.buffers.append(node.op.dst.buffer)
         ring.buffers += [b for b in storage.tiles if b.name in entry.get("tiles", [])]
         rings.rings.append(ring)
+    if signal:
+        rings.rings.append(Ring("front_products", [], signal, index=len(rings.rings), signal=True))
     return rings
 
 

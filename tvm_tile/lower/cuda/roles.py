@@ -28,7 +28,9 @@ __all__ = [
     "RingWaitNode",
     "SendNode",
     "SendWaitNode",
+    "SignalNode",
     "consumer_tree",
+    "front_first",
     "gather_products",
     "producer_tree",
     "set_arrivals",
@@ -73,6 +75,14 @@ class SendWaitNode:
     def ordered(self) -> tuple[Var, ...]:
         """The tiles that the slot holds."""
         return tuple(self.ring.buffers)
+
+
+@dataclass
+class SignalNode:
+    """The front's warps say that their products of an iteration are complete."""
+
+    ring: Ring
+    count: object
 
 
 @dataclass
@@ -244,7 +254,9 @@ def set_arrivals(rings: Rings, nodes: list[Node], teams: list[Team]) -> None:
     """Which warps arrive at the barriers of each ring: those of the teams that use its tiles."""
     for ring in rings.rings:
         users = [t for t in teams if any(_uses(n, ring, t) for n in nodes)]
-        if ring.writers:
+        if ring.signal:
+            ring.arrivals = (sum(t.warps for t in teams if t.role == FRONT), 1)
+        elif ring.writers:
             front, back = (sum(t.warps for t in teams if t.role == role) for role in (FRONT, BACK))
             ring.arrivals = (front, back)
         else:
@@ -328,6 +340,30 @@ def gather_products(nodes: list[Node], rings: Rings, is_async) -> list[Node]:
             out.append(node)
             at += 1
     return out
+
+
+def front_first(nodes: list[Node], rings: Rings, team: Team, is_async) -> list[Node]:
+    """The tree in which the back's final product waits for the front's products of the next iteration.
+
+    Side by side both would take twice as long, and the tensor cores would idle while the front works on what its
+    products have given. One after the other, that work runs beside the back's product.
+    """
+    ring = rings.signal
+    if ring is None:
+        return nodes
+    for node in nodes:
+        if not isinstance(node, LoopNode):
+            continue
+        products = [i for i, n in enumerate(node.body) if isinstance(n, OpNode) and is_async(n)]
+        if not products:
+            continue
+        visit = node.var - node.start
+        if team.role == FRONT:
+            node.body.insert(products[-1] + 1, SignalNode(ring, visit))
+        else:
+            wait = RingWaitNode(ring, visit + 1)
+            node.body.insert(products[-1], CondNode(visit + 1 < node.extent, [wait]))
+    return nodes
 
 
 def _is_wait(node: Node) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tvm.ir import Var
 
 from .program import CondNode, LoopNode, MicroNode, Node, WhileNode
-from .roles import ReleaseNode, SendNode
+from .roles import ReleaseNode, SendNode, SignalNode
 from .sync import BarrierNode
 
 __all__ = ["WgmmaWaitNode", "place_wgmma_waits"]
@@ -116,7 +116,7 @@ def _needed(node: Node, flight: list[_Group]) -> int:
         if node.frees is None:
             return len(flight)
         return max((n + 1 for n, g in enumerate(flight) if _common(g.shared, node.frees)), default=0)
-    if isinstance(node, SendNode):
+    if isinstance(node, SendNode | SignalNode):
         return len(flight)
     if isinstance(node, ReleaseNode):
         return max(
