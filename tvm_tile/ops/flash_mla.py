@@ -255,8 +255,8 @@ def flash_mla(
                 else:
                     T.copy(KV[bid, start : start + block_N, cur_kv_head, 0:dim], KV_shared)
                     T.copy(K_rope[bid, start : start + block_N, cur_kv_head, pe : pe + pe_dim], K_pe_shared)
-                T.gemm(Q_shared, KV_shared, acc_s, transpose_B=True, policy=T.GemmWarpPolicy.FullCol, clear_accum=True)
-                T.gemm(Q_pe_shared, K_pe_shared, acc_s, transpose_B=True, policy=T.GemmWarpPolicy.FullCol)
+                T.gemm(Q_shared, KV_shared, acc_s, transpose_B=True, policy=T.GemmWarpPolicy.Square, clear_accum=True)
+                T.gemm(Q_pe_shared, K_pe_shared, acc_s, transpose_B=True, policy=T.GemmWarpPolicy.Square)
                 if start + block_N > seqlen_kv:
                     for i, j in T.Parallel(block_H, block_N):
                         acc_s[i, j] = T.if_then_else(start + j < seqlen_kv, acc_s[i, j], -T.infinity(accum_dtype))
