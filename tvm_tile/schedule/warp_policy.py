@@ -7,6 +7,7 @@ from ..ir.ops import GemmOp
 from ..layout import Fragment, Instruction, LayoutError, WarpPartition, partition
 from .analysis import KernelView, Site, static_shape
 from .decisions import FRONT_THREADS, read_instruction
+from .depth import split_depth
 from .layout_check import matching_partition
 from .roles import largest_n
 from .rule import GIVEN, Decision, NotApplicable, Rule, TileSchedule, shape_error
@@ -68,8 +69,13 @@ def _decide(sch: TileSchedule, kernel: KernelView, site: Site, instruction: Inst
     # with a front of its own a CTA has four warpgroups
     most_n = largest_n(hw, kernel.threads + FRONT_THREADS) if kernel.split else None
     part = split_warps(op, instruction, site.threads, most_n)
-    sch.annotate(site, "tile.partition", part)
     why = f"policy {part.policy} for {op.m} x {op.n}"
+    if (deep := split_depth(kernel, site, part, instruction, hw)) is not None:
+        part = deep.partition
+        why += f"; {deep.why}"
+        if deep.place is not None:
+            sch.annotate(site, "tile.partial", deep.place)
+    sch.annotate(site, "tile.partition", part)
     share = op.m * op.n / (part.padded_m * part.padded_n)
     if share < 1:
         why += f", padded to {part.padded_m} x {part.padded_n} ({share:.0%} of the products are used)"
@@ -85,7 +91,8 @@ def _annotated(kernel: KernelView, op: GemmOp, instruction: Instruction, threads
 
 
 def _text(part: WarpPartition) -> str:
-    return f"{part.m_warps} x {part.n_warps} warps, each {part.group_m} x {part.group_n}"
+    text = f"{part.m_warps} x {part.n_warps} warps, each {part.group_m} x {part.group_n}"
+    return text if part.k_groups == 1 else text.replace("warps, each", "pairs of warps along K, each pair")
 
 
 warp_policy = Rule("warp_policy", _apply)
