@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from ..ir.ops import CopyOp, GemmOp
 from ..layout import Instruction, WarpPartition, halves_of_k
-from .analysis import FRAGMENT, GLOBAL, SHARED, KernelView, Site, dtype_bits, static_shape
-from .decisions import read_instruction
+from .analysis import FRAGMENT, GLOBAL, SHARED, KernelView, Scope, Site, dtype_bits, static_shape
+from .decisions import read_instruction, read_pipeline
 from .resources import SharedUse, live_span, shared_peak
 
-__all__ = ["Depth", "split_depth"]
+__all__ = ["Depth", "split_depth", "why_not_along_k"]
 
 #: Operand bytes saved for each byte exchanged that make up for the exchange and its barrier.
 WORTH = 2
@@ -46,15 +46,15 @@ def split_depth(kernel: KernelView, site: Site, part: WarpPartition, instruction
     hw : GPU
         The machine.
     """
-    # other policies say which rows and columns a warp has
-    if part.policy != "Square" or instruction.warps != 1 or instruction.c_dtype != "float32":
-        return None
+    if part.policy != "Square":
+        return None  # other policies say which rows and columns a warp has
     chain = _chain(kernel, site)
-    if chain is None or any(s.op.clear_accum for s in chain[1:]) or not all(_alike(s, site, instruction) for s in chain):
+    if chain is None or any(s.op.clear_accum for s in chain[1:]):
         return None
-    gemms = [s.op for s in kernel.sites if isinstance(s.op, GemmOp)]
-    if any(op.a.scope == FRAGMENT for op in gemms):
-        return None  # the accumulator may be on its way into A, whose rows one warp holds
+    if any(why_not_along_k(s, read_instruction(s.op.annotations)) or not _alike(s, site) for s in chain):
+        return None
+    if any(_keeps_rows(s.op) for s in kernel.sites if isinstance(s.op, GemmOp)):
+        return None
     deep = halves_of_k(part, instruction)
     if deep is None:
         return None
@@ -75,27 +75,50 @@ def _chain(kernel: KernelView, site: Site) -> list[Site] | None:
     chain = [s for s in kernel.sites if isinstance(s.op, GemmOp) and kernel.base(s.op.c.buffer).same_as(target)]
     places = [n for n, s in enumerate(kernel.sites) if any(s is c for c in chain)]
     together = places[-1] - places[0] + 1 == len(places) and all(s.path == site.path for s in chain)
-    by_hand = any(key in scope.annotations for scope in site.path for key in ("tile.order", "tile.stage"))
-    return chain if together and not by_hand else None
+    return chain if together and not any(_by_hand(scope) for scope in site.path) else None
 
 
-def _alike(site: Site, asked: Site, instruction: Instruction) -> bool:
-    """Whether a product of the chain can be split like the one asked for."""
+def _by_hand(scope: Scope) -> bool:
+    """Whether a loop's statements are ordered by its author, who may put products into different iterations."""
+    notes = scope.annotations
+    return "tile.order" in notes or "tile.stage" in notes or "stage" in (read_pipeline(notes) or {})
+
+
+def why_not_along_k(site: Site, instruction: Instruction | None) -> str | None:
+    """Why warps cannot share a product along K; None where they can."""
     op: GemmOp = site.op
-    other = read_instruction(op.annotations)
-    decided = "tile.partition" in op.annotations and "tile.partial" not in op.annotations  # by someone else
+    if instruction is None or instruction.warps != 1:
+        return "only products of single warps are split along K"
+    if instruction.c_dtype != "float32":
+        return f"the accumulator is {instruction.c_dtype}, and partial sums are float32"
+    if op.k % (2 * instruction.k):
+        return f"K = {op.k} has no two halves of whole k = {instruction.k}"
+    if op.a.scope != SHARED:
+        return f"A ({op.a.buffer.name}) is in registers"
+    if op.mask is not None:
+        return "a tile mask merges the accumulator"
+    if static_shape(op.c.buffer) != (op.m, op.n):
+        return f"C is a slice of {op.c.buffer.name}"
+    return None
+
+
+def _alike(site: Site, asked: Site) -> bool:
+    """Whether a product of the chain is split over warps like the one asked for."""
+    one, other = read_instruction(site.op.annotations), read_instruction(asked.op.annotations)
+    notes = site.op.annotations
+    decided = "tile.partition" in notes and "tile.partial" not in notes  # by the author or by tuning
     return (
-        other is not None
-        and not decided
-        and (other.m, other.n, other.c_dtype) == (instruction.m, instruction.n, instruction.c_dtype)
-        and other.operand_bits == instruction.operand_bits
-        and (op.m, op.n, op.policy) == (asked.op.m, asked.op.n, asked.op.policy)
-        and static_shape(op.c.buffer) == (op.m, op.n)
-        and op.k % (2 * other.k) == 0
-        and op.mask is None
-        and op.a.scope == SHARED
+        not decided
+        and (one.m, one.n, one.operand_bits) == (other.m, other.n, other.operand_bits)
+        and (site.op.m, site.op.n, site.op.policy) == (asked.op.m, asked.op.n, asked.op.policy)
         and site.threads == asked.threads
     )
+
+
+def _keeps_rows(op: GemmOp) -> bool:
+    """Whether a product may want the accumulator as its A operand, or is moved over others by the rotation of loops."""
+    instruction = read_instruction(op.annotations)
+    return op.a.scope == FRAGMENT or (instruction is not None and instruction.warps != 1)
 
 
 def _peak(kernel: KernelView) -> int:

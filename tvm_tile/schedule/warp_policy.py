@@ -7,7 +7,7 @@ from ..ir.ops import GemmOp
 from ..layout import Fragment, Instruction, LayoutError, WarpPartition, partition
 from .analysis import KernelView, Site, static_shape
 from .decisions import FRONT_THREADS, read_instruction
-from .depth import split_depth
+from .depth import split_depth, why_not_along_k
 from .layout_check import matching_partition
 from .roles import largest_n
 from .rule import GIVEN, Decision, NotApplicable, Rule, TileSchedule, shape_error
@@ -61,6 +61,8 @@ def _decide(sch: TileSchedule, kernel: KernelView, site: Site, instruction: Inst
                 f"{op.m} x {op.n} on {site.threads} threads",
                 site.location,
             )
+        if part.k_groups > 1 and (reason := why_not_along_k(site, instruction)) is not None:
+            raise TileShapeError(f"T.gemm: the given partition splits K, but {reason}", site.location)
         return Decision(kernel.name, site.name, _text(part), GIVEN)
     annotated = _annotated(kernel, op, instruction, site.threads)
     if annotated is not None:
