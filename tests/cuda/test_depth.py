@@ -31,7 +31,7 @@ def products(
     num_stages=0,
     precision="ieee",
 ):
-    """``tiles`` times a product of depth ``k`` and one of depth ``more`` into one accumulator; the sum of its values."""
+    """``tiles`` times a product of depth ``k`` and one of depth ``more`` into one accumulator, and the sum of it."""
     depth = k + more
     a_shape, b_shape = ((depth, m) if trans_a else (m, depth)), ((n, depth) if trans_b else (depth, n))
 

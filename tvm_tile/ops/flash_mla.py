@@ -177,7 +177,8 @@ def flash_mla(
                 f"{op}: {name}={size} is not a multiple of 16", advice=f"pad it with zeros to {-(-size // 16) * 16}"
             )
     kv_group_num = heads // kv_heads
-    tiles = default_tiles(kv_group_num, dim, dtype, "sm_90" if target is None else target_class(target), pe_dim)
+    where = "sm_90" if target is None else target_class(target)
+    tiles = default_tiles(kv_group_num, dim, dtype, where, pe_dim)
     if isinstance(page_size, int) and page_size > 0:
         tiles["block_N"] = divisor_tile(page_size, tiles["block_N"])
     tiles = pick(tiles, block_H=block_H, block_N=block_N, num_stages=num_stages, threads=threads)
@@ -193,6 +194,8 @@ def flash_mla(
     if sm_scale is not None and not (isinstance(sm_scale, int | float) and sm_scale > 0 and math.isfinite(sm_scale)):
         raise TileTypeError(f"{op}: sm_scale={sm_scale!r} must be a positive, finite number")
 
+    # the warps of mma.sync read least of shared memory for square parts of the scores
+    squares = where == "sm_80"
     paged = page_size is not None
     # heads of one head of the cache that a CTA handles, and CTAs for all heads
     valid_block_H = divisor_tile(kv_group_num, block_H)
@@ -259,8 +262,14 @@ def flash_mla(
                 else:
                     T.copy(KV[bid, start : start + block_N, cur_kv_head, 0:dim], KV_shared)
                     T.copy(K_rope[bid, start : start + block_N, cur_kv_head, pe : pe + pe_dim], K_pe_shared)
-                T.gemm(Q_shared, KV_shared, acc_s, transpose_B=True, policy=T.GemmWarpPolicy.Square, clear_accum=True)
-                T.gemm(Q_pe_shared, K_pe_shared, acc_s, transpose_B=True, policy=T.GemmWarpPolicy.Square)
+                if squares:
+                    T.gemm(Q_shared, KV_shared, acc_s, transpose_B=True, clear_accum=True)
+                    T.gemm(Q_pe_shared, K_pe_shared, acc_s, transpose_B=True)
+                else:
+                    T.gemm(
+                        Q_shared, KV_shared, acc_s, transpose_B=True, policy=T.GemmWarpPolicy.FullCol, clear_accum=True
+                    )
+                    T.gemm(Q_pe_shared, K_pe_shared, acc_s, transpose_B=True, policy=T.GemmWarpPolicy.FullCol)
                 if start + block_N > seqlen_kv:
                     for i, j in T.Parallel(block_H, block_N):
                         acc_s[i, j] = T.if_then_else(start + j < seqlen_kv, acc_s[i, j], -T.infinity(accum_dtype))

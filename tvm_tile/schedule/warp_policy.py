@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..errors import TileShapeError
 from ..ir.ops import GemmOp
 from ..layout import Fragment, Instruction, LayoutError, WarpPartition, partition
-from .analysis import KernelView, Site, static_shape
+from .analysis import SHARED, KernelView, Site, static_shape
 from .decisions import FRONT_THREADS, read_instruction
 from .depth import split_depth, why_not_along_k
 from .layout_check import matching_partition
@@ -79,9 +79,24 @@ def _decide(sch: TileSchedule, kernel: KernelView, site: Site, instruction: Inst
             sch.annotate(site, "tile.partial", deep.place)
     sch.annotate(site, "tile.partition", part)
     share = op.m * op.n / (part.padded_m * part.padded_n)
+    if part.k_groups == 1 and (gain := _square_gain(site, part, instruction)) >= 0.25:
+        why += f"; Square would read {gain:.0%} less of shared memory"
     if share < 1:
         why += f", padded to {part.padded_m} x {part.padded_n} ({share:.0%} of the products are used)"
     return Decision(kernel.name, site.name, _text(part), why, warning=share < 0.5)
+
+
+def _square_gain(site: Site, part: WarpPartition, instruction: Instruction) -> float:
+    """Share of the operands' bytes that warps would not read from shared memory under the policy Square."""
+    op: GemmOp = site.op
+    if instruction.warps != 1 or op.a.scope != SHARED or (part.padded_m, part.padded_n) != (op.m, op.n):
+        return 0.0
+    bits = instruction.operand_bits
+    try:
+        square = partition("Square", op.m, op.n, part.warps, instruction)
+    except LayoutError:
+        return 0.0
+    return 1 - square.operand_bytes(op.k, bits, bits) / part.operand_bytes(op.k, bits, bits)
 
 
 def _annotated(kernel: KernelView, op: GemmOp, instruction: Instruction, threads: int) -> WarpPartition | None:
