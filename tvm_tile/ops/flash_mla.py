@@ -194,8 +194,8 @@ def flash_mla(
     if sm_scale is not None and not (isinstance(sm_scale, int | float) and sm_scale > 0 and math.isfinite(sm_scale)):
         raise TileTypeError(f"{op}: sm_scale={sm_scale!r} must be a positive, finite number")
 
-    # the warps of mma.sync read least of shared memory for square parts of the scores
-    squares = where == "sm_80"
+    # the warps of mma.sync read least of shared memory for square parts of the scores; narrow tiles have no others
+    squares = where == "sm_80" or block_N % (threads // 4) != 0
     paged = page_size is not None
     # heads of one head of the cache that a CTA handles, and CTAs for all heads
     valid_block_H = divisor_tile(kv_group_num, block_H)

@@ -46,8 +46,8 @@ def split_depth(kernel: KernelView, site: Site, part: WarpPartition, instruction
     hw : GPU
         The machine.
     """
-    if part.policy != "Square":
-        return None  # other policies say which rows and columns a warp has
+    if part.policy != "Square" or kernel.split:
+        return None  # other policies and roles say which rows and columns a warp has
     chain = _chain(kernel, site)
     if chain is None or any(s.op.clear_accum for s in chain[1:]):
         return None
