@@ -11,12 +11,17 @@ from tvm_tile.layout import (
     WGMMA,
     LayoutError,
     WarpPartition,
+    a_fragment,
+    accumulator_fragment,
     find_instruction,
+    halves_of_k,
     partition,
     policy_names,
     register_policy,
     unregister_policy,
 )
+
+from .strategies import owners
 
 MMA16 = find_instruction(MMA, "bfloat16", "bfloat16", "float32", 80)
 WG = find_instruction(WGMMA, "bfloat16", "bfloat16", "float32", 90)
@@ -139,3 +144,30 @@ def test_user_policies_are_checked():
             register_policy(name, fn)
     with pytest.raises(LayoutError):
         unregister_policy("Square")
+
+
+@pytest.mark.parametrize("m, n, warps, expected", [
+    (64, 32, 8, (4, 1)),  # rows whole, where splits read equally much
+    (64, 64, 8, (2, 2)), (16, 64, 4, (1, 2)), (128, 16, 16, (8, 1)), (32, 8, 2, (1, 1))])
+def test_halves_of_k_read_less(m, n, warps, expected):
+    whole = partition("Square", m, n, warps, MMA16)
+    part = halves_of_k(whole, MMA16)
+    assert (part.m_groups, part.n_groups, part.k_groups, part.warps) == (*expected, 2, warps)
+    assert (part.padded_m, part.padded_n) == (m, n)
+    assert part.operand_bytes(64, 16, 16) < whole.operand_bytes(64, 16, 16)
+    assert WarpPartition.from_json(json.loads(json.dumps(part.to_json()))) == part
+    held = accumulator_fragment(MMA16, part)
+    found = owners(held)
+    assert held.used_threads == warps * 32 and held.replication == 1
+    assert len(found) == m * n and all(len(places) == 1 for places in found.values())
+    for (row, _), places in found.items():
+        ((thread, _),) = places
+        assert thread // 32 % 2 == row // 8 % 2  # of a pair one warp keeps the upper rows of each instruction
+    with pytest.raises(LayoutError, match="read A from shared memory"):
+        a_fragment(MMA16, part, 64)
+
+
+def test_no_halves_of_k():
+    assert halves_of_k(partition("Square", 64, 64, 8, WG), WG) is None
+    assert halves_of_k(partition("Square", 64, 64, 1, MMA16), MMA16) is None
+    assert halves_of_k(partition("Square", 24, 64, 4, MMA16, pad=True), MMA16) is None

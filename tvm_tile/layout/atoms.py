@@ -42,13 +42,22 @@ def c_atom(instruction: Instruction) -> Fragment:
     return _rows_by_columns(instruction.n, 2, 2, instruction.warps)
 
 
+def _halved_c_atom(instruction: Instruction) -> Fragment:
+    """Accumulator of which each of two warps keeps eight of the sixteen rows, shape ``(m, n)``."""
+    rows = (Digit(2, THREAD, 32), Digit(8, THREAD, 4))
+    cols = (Digit(instruction.n // 8, REG, 2), Digit(4, THREAD, 1), Digit(2, REG, 1))
+    return Fragment((instruction.m, instruction.n), (rows, cols))
+
+
 def accumulator_fragment(instruction: Instruction, partition: WarpPartition, threads: int | None = None) -> Fragment:
     """Accumulator of a whole ``M x N`` tile over the partition's warps.
 
-    Registers run over n inside an instruction, then over instructions along N, then along M. Warps run along N first.
+    Registers run over n inside an instruction, then over instructions along N, then along M. Warps run along N first;
+    where two warps share a sub-tile along K, they are neighbours.
     """
     inst = instruction.with_n(partition.instruction_n)
-    tile = c_atom(inst).repeat(1, partition.n_repeat).repeat(0, partition.m_repeat)
+    atom = c_atom(inst) if partition.k_groups == 1 else _halved_c_atom(inst)
+    tile = atom.repeat(1, partition.n_repeat).repeat(0, partition.m_repeat)
     tile = tile.repeat(1, partition.n_groups, THREAD).repeat(0, partition.m_groups, THREAD)
     return _finish(tile, (partition.M, partition.N), threads)
 
@@ -59,6 +68,8 @@ def a_fragment(instruction: Instruction, partition: WarpPartition, k: int, threa
     An accumulator whose N is this K has the same fragment (`feeds_a_operand`), so that it feeds the next product
     without moving a register.
     """
+    if partition.k_groups > 1:
+        raise LayoutError("warps that share a sub-tile along K read A from shared memory")
     steps = _k_steps(instruction, k)
     tile = a_atom(instruction).repeat(1, steps).repeat(0, partition.m_repeat)
     tile = tile.replicated(partition.n_groups).repeat(0, partition.m_groups, THREAD)

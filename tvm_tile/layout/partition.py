@@ -24,6 +24,9 @@ class WarpPartition:
     Warp w (of the tile's warps) has row block ``w // n_warps`` and column block ``w % n_warps``; with wgmma the same
     holds for warpgroups, whose four warps lie along M. `groups` are what executes an instruction: warps, or warpgroups.
 
+    With ``k_groups`` 2 pairs of neighbouring warps share a sub-tile: warp w computes the sub-tile of ``w // 2`` for one
+    half of K, and keeps of the sums of both the upper (``w % 2 == 0``) or the lower eight rows of each instruction.
+
     Attributes
     ----------
     M, N : int
@@ -36,6 +39,8 @@ class WarpPartition:
         Instructions of one group along M and N.
     instruction_m, instruction_n : int
         Extents of one instruction.
+    k_groups : int
+        Parts of K that different warps multiply, 1 or 2.
     """
 
     policy: str
@@ -49,11 +54,12 @@ class WarpPartition:
     n_repeat: int
     instruction_m: int
     instruction_n: int
+    k_groups: int = 1
 
     @property
     def warps(self) -> int:
         """Warps that take part."""
-        return self.m_warps * self.n_warps
+        return self.m_warps * self.n_warps * self.k_groups
 
     @property
     def group_m(self) -> int:
@@ -82,7 +88,7 @@ class WarpPartition:
     def to_json(self) -> list:
         """Flat list of the policy's name and ints, for annotations."""
         return [self.policy, self.M, self.N, self.m_warps, self.n_warps, self.m_groups, self.n_groups, self.m_repeat,
-                self.n_repeat, self.instruction_m, self.instruction_n]
+                self.n_repeat, self.instruction_m, self.instruction_n, *([self.k_groups] if self.k_groups > 1 else [])]
 
     @staticmethod
     def from_json(data) -> WarpPartition:
@@ -219,6 +225,35 @@ def partition(
     instruction_n = instruction.largest_n(n // n_groups, most_n)
     return WarpPartition(policy, M, N, m_warps, n_warps, m_groups, n_groups, m // m_groups // instruction.m,
                          n // n_groups // instruction_n, instruction.m, instruction_n)
+
+
+def halves_of_k(part: WarpPartition, instruction: Instruction) -> WarpPartition | None:
+    """The split of a tile over half as many sub-tiles, each for two warps with one half of K, that reads least.
+
+    Larger sub-tiles read fewer operand bytes; ties keep rows whole.
+
+    Parameters
+    ----------
+    part : WarpPartition
+        A split of the same tile along M and N alone.
+    instruction : Instruction
+        An instruction of single warps.
+
+    Returns
+    -------
+    WarpPartition or None
+        None where no such split fits the tile.
+    """
+    if instruction.warps != 1 or part.warps % 2 or (part.padded_m, part.padded_n) != (part.M, part.N):
+        return None
+    bits = instruction.operand_bits
+    options = []
+    for m_groups, n_groups in _splits(part.warps // 2):
+        if _fits(part.M, part.N, m_groups, n_groups, instruction):
+            options.append(WarpPartition(part.policy, part.M, part.N, m_groups, n_groups, m_groups, n_groups,
+                                         part.M // m_groups // instruction.m, part.N // n_groups // instruction.n,
+                                         instruction.m, instruction.n, 2))
+    return min(options, key=lambda p: (p.operand_bytes(instruction.k, bits, bits), p.n_groups), default=None)
 
 
 def _padded_extents(policy: str, m: int, n: int, warps: int, instruction: Instruction) -> tuple[int, int]:

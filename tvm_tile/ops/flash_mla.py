@@ -33,7 +33,7 @@ __all__ = ["DTYPES", "default_splits", "default_tiles", "flash_mla"]
 DTYPES = ("bfloat16", "float16", "float32")
 
 
-def default_tiles(heads: int, dim: int, dtype: str = "bfloat16", target: str = "sm_90") -> dict:
+def default_tiles(heads: int, dim: int, dtype: str = "bfloat16", target: str = "sm_90", pe_dim: int = 64) -> dict:
     """Tile sizes that suit a shape when nothing was tuned.
 
     Parameters
@@ -46,13 +46,16 @@ def default_tiles(heads: int, dim: int, dtype: str = "bfloat16", target: str = "
         Element dtype.
     target : str
         ``"cpu"``, ``"sm_80"`` or ``"sm_90"``.
+    pe_dim : int
+        Width of the rotary part.
 
     Returns
     -------
     dict
         block_H (query heads), block_N (cache rows), num_stages, threads. Fewer heads than 64 take the next power of
         two, at least 16, the instructions' rows; the rows beyond ``heads`` are computed and dropped. At width 512 + 64
-        two stages of 64 cache rows fill the 227 KB of sm_90, one stage the 163 KB of sm_80.
+        two stages of 64 cache rows fill the 227 KB of sm_90, two of 32 the 163 KB of sm_80; three of 32 where fewer
+        heads leave room, for whom the copies take most of the time.
     """
     tiles = {"block_H": max(16, min(64, next_power_of_two(heads))), "block_N": 64, "num_stages": 2, "threads": 256}
     if target == "cpu":
@@ -60,7 +63,8 @@ def default_tiles(heads: int, dim: int, dtype: str = "bfloat16", target: str = "
     elif dtype == "float32":
         tiles |= {"block_H": min(16, tiles["block_H"]), "block_N": 16, "num_stages": 1, "threads": 128}
     elif target == "sm_80" and dim > 256:
-        tiles["num_stages"] = 1
+        room = (tiles["block_H"] + 3 * 32) * (dim + pe_dim) * 2 <= 150 * 1024
+        tiles |= {"block_N": 32, "num_stages": 3 if room else 2}
     if tiles["block_H"] < 64:
         tiles["threads"] = 128
     return tiles
@@ -173,7 +177,8 @@ def flash_mla(
                 f"{op}: {name}={size} is not a multiple of 16", advice=f"pad it with zeros to {-(-size // 16) * 16}"
             )
     kv_group_num = heads // kv_heads
-    tiles = default_tiles(kv_group_num, dim, dtype, "sm_90" if target is None else target_class(target))
+    where = "sm_90" if target is None else target_class(target)
+    tiles = default_tiles(kv_group_num, dim, dtype, where, pe_dim)
     if isinstance(page_size, int) and page_size > 0:
         tiles["block_N"] = divisor_tile(page_size, tiles["block_N"])
     tiles = pick(tiles, block_H=block_H, block_N=block_N, num_stages=num_stages, threads=threads)
@@ -189,6 +194,8 @@ def flash_mla(
     if sm_scale is not None and not (isinstance(sm_scale, int | float) and sm_scale > 0 and math.isfinite(sm_scale)):
         raise TileTypeError(f"{op}: sm_scale={sm_scale!r} must be a positive, finite number")
 
+    # the warps of mma.sync read least of shared memory for square parts of the scores; narrow tiles have no others
+    squares = where == "sm_80" or block_N % (threads // 4) != 0
     paged = page_size is not None
     # heads of one head of the cache that a CTA handles, and CTAs for all heads
     valid_block_H = divisor_tile(kv_group_num, block_H)
@@ -255,8 +262,14 @@ def flash_mla(
                 else:
                     T.copy(KV[bid, start : start + block_N, cur_kv_head, 0:dim], KV_shared)
                     T.copy(K_rope[bid, start : start + block_N, cur_kv_head, pe : pe + pe_dim], K_pe_shared)
-                T.gemm(Q_shared, KV_shared, acc_s, transpose_B=True, policy=T.GemmWarpPolicy.FullCol, clear_accum=True)
-                T.gemm(Q_pe_shared, K_pe_shared, acc_s, transpose_B=True, policy=T.GemmWarpPolicy.FullCol)
+                if squares:
+                    T.gemm(Q_shared, KV_shared, acc_s, transpose_B=True, clear_accum=True)
+                    T.gemm(Q_pe_shared, K_pe_shared, acc_s, transpose_B=True)
+                else:
+                    T.gemm(
+                        Q_shared, KV_shared, acc_s, transpose_B=True, policy=T.GemmWarpPolicy.FullCol, clear_accum=True
+                    )
+                    T.gemm(Q_pe_shared, K_pe_shared, acc_s, transpose_B=True, policy=T.GemmWarpPolicy.FullCol)
                 if start + block_N > seqlen_kv:
                     for i, j in T.Parallel(block_H, block_N):
                         acc_s[i, j] = T.if_then_else(start + j < seqlen_kv, acc_s[i, j], -T.infinity(accum_dtype))

@@ -11,6 +11,9 @@ annotation             on                 meaning
 ``tile.raster``        kernel block       [panel, order]: the grid is visited in panels
 ``tile.instruction``   gemm block         [family, A, B, C, m, n, k]; family mma, wgmma or fma (CUDA cores, 1 x 1 x 1)
 ``tile.partition``     gemm block         WarpPartition (mma, wgmma)
+``tile.partial``       gemm block         with a partition along K: ``"first"``, ``"middle"`` or ``"last"`` of products
+                                          that follow each other into one accumulator; absent: the only one. Warps add
+                                          their partial sums up after the last
 ``tile.copy``          copy block         {"kind": ..., "vector": elements an access}, see :class:`CopyPlan`
 ``tile.loop``          element-wise,      Fragment over the *axes* of the operation (their order, not the buffer's): its
                        copy, reduce       ``coords(thread, register)`` are the axes' values
@@ -60,6 +63,7 @@ __all__ = [
     "read_log",
     "read_loop",
     "read_machine",
+    "read_partial",
     "read_partition",
     "read_persistent",
     "read_pipeline",
@@ -187,6 +191,13 @@ def read_partition(annotations) -> WarpPartition | None:
     """How warps split a gemm block's output; None for the CUDA cores."""
     data = _decode(annotations, "tile.partition")
     return None if data is None else WarpPartition.from_json(data)
+
+
+def read_partial(annotations) -> tuple[bool, bool]:
+    """(whether a product along split K begins its partial sums, whether it adds them up)."""
+    value = _notes(annotations).get("tile.partial")
+    place = None if value is None else str(plain(value))
+    return place in (None, "first"), place in (None, "last")
 
 
 def read_copy(annotations) -> CopyPlan | None:

@@ -16,7 +16,7 @@ from .decisions import BACK, FRONT, read_fragments, read_pipeline, read_roles, r
 from .loops import plain_dims
 from .rule import Decision, Rule, TileSchedule
 
-__all__ = ["SharedUse", "nearest_fitting", "register_estimate", "resources", "shared_peak", "shared_uses"]
+__all__ = ["SharedUse", "live_span", "nearest_fitting", "register_estimate", "resources", "shared_peak", "shared_uses"]
 
 #: Registers a thread that addresses, loop counters and operands of instructions take beside the fragments.
 OTHER_REGISTERS = 40
@@ -42,7 +42,7 @@ class SharedUse:
         return f"{self.name}: {self.total} bytes{copies}"
 
 
-def _span(kernel: KernelView, buffer: Var, renewed: bool = False) -> tuple[int, int] | None:
+def live_span(kernel: KernelView, buffer: Var, renewed: bool = False) -> tuple[int, int] | None:
     """First and last position at which a buffer is live: a loop that touches it keeps it throughout.
 
     With ``renewed`` a loop keeps only what one of its iterations hands to the next: not what every iteration writes
@@ -109,7 +109,7 @@ def shared_uses(kernel: KernelView, roles: dict | None = None) -> list[SharedUse
     copies = _copies(kernel, roles or read_roles(kernel.info.block) or {})
     out = []
     for buffer in kernel.buffers(SHARED):
-        span = _span(kernel, buffer)
+        span = live_span(kernel, buffer)
         if span is None or buffer.name not in layouts or copies.get(buffer.name) == 0:
             continue
         layout = layouts[buffer.name]
@@ -210,7 +210,7 @@ def register_estimate(kernel: KernelView, role: str | None = None) -> tuple[int,
     each: dict[str, int] = {}
     spans = []
     for buffer in kernel.buffers(FRAGMENT):
-        span = _span(kernel, buffer, renewed=True)
+        span = live_span(kernel, buffer, renewed=True)
         if role is not None and all(s.op.annotations.get("tile.role") != role for s, _ in kernel.uses(buffer)):
             continue
         if span is None or buffer.name not in layouts:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..ir.ops import CopyOp, CumsumOp, ReduceOp
+from ..ir.ops import CopyOp, CumsumOp, GemmOp, ReduceOp
 from .analysis import GLOBAL, KernelView, Site, dtype_bits
-from .decisions import read_copy, read_persistent
+from .decisions import read_copy, read_partition, read_persistent
 from .resources import shared_uses
 
 __all__ = ["BARRIERS", "room_beside", "scratch_bytes"]
@@ -43,6 +43,8 @@ def scratch_bytes(site: Site) -> int:
     op = site.op
     if isinstance(op, ReduceOp | CumsumOp):
         return REDUCTION
+    if isinstance(op, GemmOp) and (part := read_partition(op.annotations)) is not None and part.k_groups > 1:
+        return op.m * op.n * 4
     if isinstance(op, CopyOp) and (plan := read_copy(op.annotations)) is not None and plan.kind == "staged":
         if op.src.scope == GLOBAL:
             return 0

@@ -5,8 +5,9 @@ from __future__ import annotations
 from ..errors import TileShapeError
 from ..ir.ops import GemmOp
 from ..layout import Fragment, Instruction, LayoutError, WarpPartition, partition
-from .analysis import KernelView, Site, static_shape
+from .analysis import SHARED, KernelView, Site, static_shape
 from .decisions import FRONT_THREADS, read_instruction
+from .depth import split_depth, why_not_along_k
 from .layout_check import matching_partition
 from .roles import largest_n
 from .rule import GIVEN, Decision, NotApplicable, Rule, TileSchedule, shape_error
@@ -60,6 +61,8 @@ def _decide(sch: TileSchedule, kernel: KernelView, site: Site, instruction: Inst
                 f"{op.m} x {op.n} on {site.threads} threads",
                 site.location,
             )
+        if part.k_groups > 1 and (reason := why_not_along_k(site, instruction)) is not None:
+            raise TileShapeError(f"T.gemm: the given partition splits K, but {reason}", site.location)
         return Decision(kernel.name, site.name, _text(part), GIVEN)
     annotated = _annotated(kernel, op, instruction, site.threads)
     if annotated is not None:
@@ -68,12 +71,32 @@ def _decide(sch: TileSchedule, kernel: KernelView, site: Site, instruction: Inst
     # with a front of its own a CTA has four warpgroups
     most_n = largest_n(hw, kernel.threads + FRONT_THREADS) if kernel.split else None
     part = split_warps(op, instruction, site.threads, most_n)
-    sch.annotate(site, "tile.partition", part)
     why = f"policy {part.policy} for {op.m} x {op.n}"
+    if (deep := split_depth(kernel, site, part, instruction, hw)) is not None:
+        part = deep.partition
+        why += f"; {deep.why}"
+        if deep.place is not None:
+            sch.annotate(site, "tile.partial", deep.place)
+    sch.annotate(site, "tile.partition", part)
     share = op.m * op.n / (part.padded_m * part.padded_n)
+    if part.k_groups == 1 and (gain := _square_gain(site, part, instruction)) >= 0.25:
+        why += f"; Square would read {gain:.0%} less of shared memory"
     if share < 1:
         why += f", padded to {part.padded_m} x {part.padded_n} ({share:.0%} of the products are used)"
     return Decision(kernel.name, site.name, _text(part), why, warning=share < 0.5)
+
+
+def _square_gain(site: Site, part: WarpPartition, instruction: Instruction) -> float:
+    """Share of the operands' bytes that warps would not read from shared memory under the policy Square."""
+    op: GemmOp = site.op
+    if instruction.warps != 1 or op.a.scope != SHARED or (part.padded_m, part.padded_n) != (op.m, op.n):
+        return 0.0
+    bits = instruction.operand_bits
+    try:
+        square = partition("Square", op.m, op.n, part.warps, instruction)
+    except LayoutError:
+        return 0.0
+    return 1 - square.operand_bytes(op.k, bits, bits) / part.operand_bytes(op.k, bits, bits)
 
 
 def _annotated(kernel: KernelView, op: GemmOp, instruction: Instruction, threads: int) -> WarpPartition | None:
@@ -85,7 +108,8 @@ def _annotated(kernel: KernelView, op: GemmOp, instruction: Instruction, threads
 
 
 def _text(part: WarpPartition) -> str:
-    return f"{part.m_warps} x {part.n_warps} warps, each {part.group_m} x {part.group_n}"
+    text = f"{part.m_warps} x {part.n_warps} warps, each {part.group_m} x {part.group_n}"
+    return text if part.k_groups == 1 else text.replace("warps, each", "pairs of warps along K, each pair")
 
 
 warp_policy = Rule("warp_policy", _apply)

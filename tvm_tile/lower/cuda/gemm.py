@@ -19,7 +19,7 @@ from tvm.script import tirx as T
 from ...errors import InternalError
 from ...ir.ops import GemmOp, Region
 from ...layout import Instruction, WarpPartition, a_fragment, load_a, load_b
-from ...schedule.decisions import read_convert, read_instruction, read_partition
+from ...schedule.decisions import read_convert, read_instruction, read_partial, read_partition
 from .build import const, evaluate, seq, unrolled, when
 from .fma import lower_fma
 from .program import Access, MicroNode, OpNode
@@ -86,10 +86,64 @@ def _product(storage: Storage, node: OpNode) -> list[MicroNode]:
     partition = read_partition(op.annotations)
     if instruction.family == "wgmma":
         return lower_wgmma(storage, node, instruction, partition, reads)
+    label = f"gemm {op.name} ({instruction.ptx})"
+    if partition.k_groups > 1:
+        return _along_k(storage, node, instruction, partition, reads, label)
+    return [MicroNode(reads, [], lambda: _Mma(storage, node, instruction, partition).emit(), label)]
+
+
+def _along_k(storage: Storage, node: OpNode, instruction: Instruction, partition: WarpPartition, reads, label):
+    """Steps of a product whose warps share sub-tiles along K: partial sums, and behind the last product the exchange.
+
+    Each warp of a pair hands over the rows that the other one keeps, and adds those that it is given to its own.
+    """
+    begins, ends = read_partial(node.op.annotations)
+    c = node.op.c.buffer
+    count = partition.m_repeat * partition.n_repeat * 4
+    sums = storage.partial_sums(c, count)
+    mma = _Mma(storage, node, instruction, partition, sums)
+    held = storage.fragments[c].local
+
+    def cleared(buffer, registers: int):
+        return unrolled(registers, lambda r: tirx.BufferStore(buffer, tirx.const(0, "float32"), [r]), "r")
+
+    def product():
+        before = [cleared(sums, count)] if begins else []
+        if node.op.clear_accum:
+            before.append(cleared(held, count // 2))
+        return seq([*before, mma.emit()])
+
+    if not ends:
+        return [MicroNode(reads, [], product, label)]
+    scratch = storage.new_scratch((partition.warps * count // 2 * 32,), "float32", f"{c.name}_halves")
+    lane, warp = tirx.floormod(storage.tx, 32), tirx.floordiv(storage.tx, 32)
+    upper = tirx.EQ(tirx.floormod(warp, 2), 0)
+
+    def slot(of, r):
+        return (of * (count // 2) + r) * 32 + lane
+
+    def halves(r):
+        """(a sum of the upper rows, the one in the same place of the lower rows)."""
+        first = tirx.floordiv(r, 2) * 4 + tirx.floormod(r, 2)
+        return sums[first], sums[first + 2]
+
+    def hand_over(r):
+        high, low = halves(r)
+        return tirx.BufferStore(storage.view(scratch), tirx.Select(upper, low, high), [slot(warp, r)])
+
+    def take(r):
+        high, low = halves(r)
+        total = tirx.Select(upper, high, low) + storage.view(scratch)[slot(tirx.bitwise_xor(warp, 1), r)]
+        return tirx.BufferStore(held, held[r] + total, [r])
+
+    def only(stmt):
+        used = partition.warps * 32
+        return stmt if used == storage.threads else when(storage.tx < used, stmt)
+
+    written = [Access(scratch.buffer)]
     return [
-        MicroNode(
-            reads, [], lambda: _Mma(storage, node, instruction, partition).emit(), f"gemm {op.name} ({instruction.ptx})"
-        )
+        MicroNode(reads, written, lambda: seq([product(), only(unrolled(count // 2, hand_over, "r"))]), label),
+        MicroNode(written, [], lambda: only(unrolled(count // 2, take, "r")), f"{label}: sums of both halves of K"),
     ]
 
 
@@ -106,18 +160,24 @@ class _Operand:
 
 
 class _Mma:
-    def __init__(self, storage: Storage, node: OpNode, instruction: Instruction, partition: WarpPartition) -> None:
+    def __init__(
+        self, storage: Storage, node: OpNode, instruction: Instruction, partition: WarpPartition, sums=None
+    ) -> None:
         self.storage, self.node, self.op = storage, node, node.op
-        self.inst, self.part = instruction, partition
+        self.inst, self.part, self.sums = instruction, partition, sums
         self.analyzer = tvm.sym.Analyzer()
         self.analyzer.bind(storage.tx, Range(0, storage.threads))
         warp = tirx.floordiv(storage.tx, 32)
         self.lane = tirx.floormod(storage.tx, 32)
+        self.k_start = const(0)
+        if partition.k_groups > 1:
+            self.k_start = tirx.floormod(warp, partition.k_groups) * (self.op.k // partition.k_groups)
+            warp = tirx.floordiv(warp, partition.k_groups)
         self.wm = tirx.floordiv(warp, partition.n_groups) if partition.n_groups > 1 else warp
         self.wn = tirx.floormod(warp, partition.n_groups) if partition.n_groups > 1 else const(0)
         if partition.m_groups == 1:
             self.wm = const(0)
-        self.steps = self.op.k // instruction.k
+        self.steps = self.op.k // instruction.k // partition.k_groups
         self.c = storage.fragments[self.op.c.buffer]
         self.c_rows, self.c_cols = self._fragment_origin(self.op.c)
 
@@ -173,6 +233,8 @@ class _Mma:
 
     def _accumulators(self):
         """(word -> register expression, statements before, statements after)."""
+        if self.sums is not None:
+            return (lambda w: self.sums[w]), [], []
         op, count = self.op, self.part.m_repeat * self.part.n_repeat * self._c_words
         packed = self.inst.accumulator_bits == 16
         # the instructions take pairs of float16 and integers as untyped words
@@ -258,6 +320,11 @@ class _Mma:
         word = (i * total_steps + (col0 // self.inst.k + step)) * self.inst.a_registers + e
         return held.words[word] if held.words is not None else tirx.reinterpret("uint32", held.local[word])
 
+    def _depth(self, step: int):
+        """Where a k step begins."""
+        at = step * self.inst.k
+        return at if self.part.k_groups == 1 else self.k_start + at
+
     def _load_a(self, a: _Operand, step: int):
         def one(i):
             rows = self.wm * self.part.group_m + i * self.inst.m
@@ -266,7 +333,7 @@ class _Mma:
             move = load_a(self.inst, trans=self.op.trans_a)
             row, col = move.address(self.lane)
             m, k = (col, row) if self.op.trans_a else (row, col)
-            at = self._address(self.op.a, self.op.trans_a, rows + m, step * self.inst.k + k, self.op.m)
+            at = self._address(self.op.a, self.op.trans_a, rows + m, self._depth(step) + k, self.op.m)
             words = [a.word(step, i * self.inst.a_registers + e) for e in range(move.count)]
             return seq([evaluate(T.ptx[move.ptx](*words, at)), self._round_tf32(words)])
 
@@ -285,7 +352,7 @@ class _Mma:
             n, k = (col, row) if stored_kn else (row, col)
             cols = self.wn * self.part.group_n + j * self.inst.n
             at = self._address(
-                self.op.b, self.op.trans_b, cols + n, step * self.inst.k + k, self.op.n, outer_first=self.op.trans_b
+                self.op.b, self.op.trans_b, cols + n, self._depth(step) + k, self.op.n, outer_first=self.op.trans_b
             )
             words = [b.word(step, j * self.inst.b_registers + e) for e in range(count)]
             return seq([evaluate(T.ptx[move.ptx](*words, at)), self._round_tf32(words)])
@@ -361,7 +428,7 @@ class _Mma:
         stmts = []
         for e in range(self.inst.a_registers):
             row = rows + group + 8 * (e % 2)
-            k0 = step * self.inst.k + quad * per + 4 * per * (e // 2)
+            k0 = self._depth(step) + quad * per + 4 * per * (e // 2)
             values = [self._element(self.op.a, (k0 + x, row), self.op.m, 1) for x in range(per)]
             stmts.append(
                 tirx.BufferStore(a.words, self._pack(values), [(step % 2) * a.count + i * self.inst.a_registers + e])
@@ -379,7 +446,7 @@ class _Mma:
         stmts = []
         for e in range(self.inst.b_registers):
             col = self.wn * self.part.group_n + j * self.inst.n + group
-            k0 = step * self.inst.k + quad * per + 4 * per * e
+            k0 = self._depth(step) + quad * per + 4 * per * e
             values = [self._element(self.op.b, (k0 + x, col), self.op.n, 1) for x in range(per)]
             stmts.append(
                 tirx.BufferStore(b.words, self._pack(values), [(step % 2) * b.count + j * self.inst.b_registers + e])

@@ -120,6 +120,7 @@ class Storage:
     aliases: dict[Var, Var] = field(default_factory=dict)
     wide: set[Var] = field(default_factory=set)
     names: dict[str, int] = field(default_factory=dict)
+    sums: dict[Var, Var] = field(default_factory=dict)
 
     # ---- making storage
 
@@ -167,6 +168,12 @@ class Storage:
         """A shared tile of the compiler's own (reductions across warps, layout conversions)."""
         buffer = tirx.decl_buffer(tuple(shape), dtype, self.unique(name), scope="shared", layout=None)
         return self.new_tile(buffer, layout or SharedLayout.row_major(shape, dtype_bits(dtype)))
+
+    def partial_sums(self, accumulator: Var, count: int) -> Var:
+        """Registers for the partial sums of products along a split K, the same for all products into a fragment."""
+        if accumulator not in self.sums:
+            self.sums[accumulator] = self.new_local((count,), "float32", f"{accumulator.name}_sums")
+        return self.sums[accumulator]
 
     # ---- shared addresses
 

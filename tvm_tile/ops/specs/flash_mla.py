@@ -50,7 +50,7 @@ class FlashMLA(OpSpec):
     def defaults(self, shape, dtype, target):
         """See :func:`tvm_tile.ops.flash_mla.default_tiles`."""
         shape = self.complete(shape)
-        tiles = default_tiles(shape["heads"] // shape["kv_heads"], shape["dim"], dtype, target)
+        tiles = default_tiles(shape["heads"] // shape["kv_heads"], shape["dim"], dtype, target, shape["pe_dim"])
         if shape["page_size"]:
             tiles["block_N"] = divisor_tile(shape["page_size"], tiles["block_N"])
         return tiles
