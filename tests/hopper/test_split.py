@@ -28,7 +28,7 @@ def chain(block: int = 32, stages: int = 2, clear_tail: bool = False, after: boo
         Q: T.Tensor((rows, WIDTH), "bfloat16"),
         K: T.Tensor((320, WIDTH), "bfloat16"),
         V: T.Tensor((320, OUT), "bfloat16"),
-        O: T.Tensor((rows, OUT), "float32"),
+        Out: T.Tensor((rows, OUT), "float32"),
         Sums: T.Tensor((rows,), "float32"),
         length: T.int32,
     ):
@@ -64,7 +64,7 @@ def chain(block: int = 32, stages: int = 2, clear_tail: bool = False, after: boo
             if after:
                 for i, j in T.Parallel(rows, OUT):
                     acc[i, j] = acc[i, j] / (1 + total[i])
-            T.copy(acc, O)
+            T.copy(acc, Out)
             T.copy(total, Sums)
 
     return main
@@ -198,7 +198,7 @@ def test_falls_back_where_the_loads_cannot_run_ahead():
     @T.prim_func
     def main(
         Q: T.Tensor((64, 64), "float16"), K: T.Tensor((128, 67), "float16"), V: T.Tensor((128, 64), "float16"),
-        O: T.Tensor((64, 64), "float32"),
+        Out: T.Tensor((64, 64), "float32"),
     ):  # fmt: skip
         with T.Kernel(1, threads=256) as bx:
             Q_s, K_s = T.alloc_shared((64, 64), "float16"), T.alloc_shared((32, 64), "float16")
@@ -212,7 +212,7 @@ def test_falls_back_where_the_loads_cannot_run_ahead():
                 T.gemm(Q_s, K_s, s, transpose_B=True, clear_accum=True)
                 T.copy(s, P_s)
                 T.gemm(P_s, V_s, acc)
-            T.copy(acc, O)
+            T.copy(acc, Out)
 
     func = decided(main)
     assert not kernel_views(func)[0].split
