@@ -225,6 +225,9 @@ def flash_attention(
     # Whether a key beyond the end can be in a tile: its scores must then be masked.
     ragged_kv = varlen or not isinstance(seq_kv, int) or seq_kv % block_N != 0
     masked = ragged_kv or causal or window is not None
+    # Causal: from the last tile down. Blocks of rows start one after another, the longest first, and so read the same
+    # tiles at the same time.
+    descending = causal and not varlen
 
     @T.prim_func
     def flash_attention(
@@ -281,7 +284,7 @@ def flash_attention(
                 hi = T.if_then_else(row0 < len_q, hi, lo)
 
             for k in T.Pipelined(range(lo, hi), num_stages):
-                key0 = k * block_N
+                key0 = (lo + hi - 1 - k if descending else k) * block_N
                 active = True
                 if block_mask:
                     active = BlockMask[bz, by, row0 // sparse, key0 // sparse] != 0

@@ -20,6 +20,7 @@ from ...ir.visit import walk
 from .build import const
 from .program import CondNode, LoopNode, Node, OpNode, clone
 from .roles import ReleaseNode, RingWaitNode, buffers_of
+from .split_loops import split_at_branch
 
 __all__ = ["TurnNode", "defer_releases", "overlap_iterations", "rotate", "stored_buffers"]
 
@@ -181,4 +182,5 @@ def rotate(loop: LoopNode, is_async, turns: bool = False) -> list[Node] | None:
     epilogue = clone([final, *releases], last)
     extent = tirx.max(loop.extent - 1, const(0))
     made = LoopNode(var, loop.start + 1, extent, steady, loop.annotations, False, loop.location)
-    return [CondNode(some, prologue), made, CondNode(some, epilogue)]
+    # nothing is in flight where an iteration ends, so that the parts of the loop follow each other without a pause
+    return [CondNode(some, prologue), *split_at_branch(made), CondNode(some, epilogue)]
