@@ -15,7 +15,7 @@ from tvm_tile.lower.cuda.program import LoopNode
 from tvm_tile.lower.cuda.split_loops import ranges, split_at_branch
 from tvm_tile.ops import flash_attention
 
-from .harness import close, decided, simulated
+from .harness import decided, simulated
 
 k, m, n = (Var(name, "int32") for name in "kmn")
 
@@ -92,8 +92,6 @@ def test_constant_ranges_disappear():
     binds, parts = ranges(tirx.EQ(k, 0), k, 1, 7)
     assert not binds
     assert [(int(first), int(length), taken) for first, length, taken in parts] == [(1, 7, False)]
-
-
 
 
 def switched(kind: str):
@@ -238,3 +236,16 @@ def test_variable_lengths_keep_the_second_branch(split):
         tile = slice(there, there + columns)
         want = attention(q[here : here + rows, 0], keys[tile, 0], values[tile, 0], True, None)
         torch.testing.assert_close(out[here : here + rows, 0].double(), want, rtol=5e-3, atol=3e-3)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"bias": True, "causal": True, "block_M": 128}, {"block_M": 192, "threads": 384, "window": 60}],
+    ids=["loads", "registers"],
+)
+def test_loops_without_room_stay_whole(options, split):
+    """Addresses of plain loads, and fragments that fill the registers: the parts of a loop would spill."""
+    tiles = {"block_M": 128, "block_N": 128, "num_stages": 2, "threads": 256, **options}
+    func = flash_attention(1, 1, None, None, 64, lse=False, target="sm_90", **tiles)
+    simulated(decided(func))
+    assert split == []

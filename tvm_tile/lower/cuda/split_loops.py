@@ -17,15 +17,20 @@ from tvm import tirx
 from tvm.ir import Call, TensorLoad, Var
 
 from ...ir.visit import mentions, substitute, walk
+from ...schedule.analysis import dtype_bits
 from .build import const
 from .program import CondNode, LoopNode, Node, OpNode, RawNode, clone, walk_nodes
+from .roles import buffers_of
+from .storage import Storage
 
-__all__ = ["ranges", "split_at_branch"]
+__all__ = ["has_room", "ranges", "split_at_branch"]
 
 #: Larger constants could overflow where a bound of the iterations is computed from them.
 _LARGE = 1 << 30
 #: Operations of a body that is repeated; the parts of a loop are at most three times its code.
 _MOST_OPERATIONS = 32
+#: Part of the registers that fragments may take: ptxas keeps an accumulator in other registers in each part of a loop.
+_MOST_REGISTERS = 0.75
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,26 @@ def split_at_branch(loop: LoopNode) -> list[Node]:
             if parts:
                 return [*(RawNode(b) for b in binds), *(_part(loop, node.condition, *p) for p in parts)]
     return [loop]
+
+
+def has_room(loop: LoopNode, storage: Storage, registers: int) -> bool:
+    """Whether the parts of a loop are likely to be compiled without spills.
+
+    Parameters
+    ----------
+    loop : LoopNode
+        A consumer's loop.
+    storage : Storage
+        The kernel's fragments.
+    registers : int
+        Registers of a thread.
+    """
+    buffers = [b for n in walk_nodes(loop.body) if isinstance(n, OpNode) for b in buffers_of(n)]
+    if any(str(b.ty.storage_scope) == "global" for b in buffers):
+        return False  # the addresses of plain loads take many registers
+    held = {b: f for b in buffers if (f := storage.fragments.get(b)) is not None}
+    taken = sum(-(-f.layout.registers * dtype_bits(f.dtype) // 32) for f in held.values())
+    return taken <= _MOST_REGISTERS * registers
 
 
 def _part(loop: LoopNode, condition, first, extent, value: bool) -> LoopNode:
