@@ -340,3 +340,40 @@ def test_prints_and_assertions():
     a[2] = 11.0
     with pytest.raises(SimulationError, match="thread 2 "):
         kernel(a, b)
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (64, 1), (32, 24), (60, 50)])
+def test_reductions_of_special_values(shape):
+    """Chains begin with their first elements: NaN and infinities there are kept, and a row of -inf stays -inf."""
+    rows, columns = shape
+
+    @T.prim_func
+    def k(
+        A: T.Tensor((rows, columns), "float32"),
+        M: T.Tensor((rows,), "float32"),
+        N: T.Tensor((rows,), "float32"),
+        S: T.Tensor((rows,), "float32"),
+    ):
+        with T.Kernel(1, threads=128) as bx:
+            f = T.alloc_fragment((rows, columns), "float32")
+            m = T.alloc_fragment((rows,), "float32")
+            n = T.alloc_fragment((rows,), "float32")
+            s = T.alloc_fragment((rows,), "float32")
+            T.copy(A, f)
+            T.reduce_max(f, m, dim=1)
+            T.reduce_min(f, n, dim=1)
+            T.reduce_sum(f, s, dim=1)
+            T.copy(m, M)
+            T.copy(n, N)
+            T.copy(s, S)
+
+    torch.manual_seed(columns)
+    a = torch.randn(rows, columns)
+    for row in range(min(rows, columns)):
+        a[row, row] = (float("nan"), float("inf"), float("-inf"))[row % 3]
+    a[-1], a[-2] = float("-inf"), -0.0
+    m, n, s = (poisoned((rows,), "float32") for _ in range(3))
+    run(k, a, m, n, s, outputs=3)
+    close(m, a.amax(1))
+    close(n, a.amin(1))
+    close(s, a.sum(1))

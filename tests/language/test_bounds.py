@@ -57,6 +57,30 @@ def test_provable_accesses_have_no_conditions():
     assert conditions(kernel) == 2  # the author's own two
 
 
+@pytest.mark.parametrize("last", [0, 1])
+def test_loops_that_run_down(last):
+    """The lowest index is that of the last iteration; with one iteration more it would be -1."""
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def kernel(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32"), first: T.int32, end: T.int32):
+        with T.Kernel(1, threads=64) as bx:
+            tile = T.alloc_shared((1,), "float32")
+            low = T.max(first, 0)
+            high = T.max(end, low)
+            for k in T.serial(low, high):
+                T.copy(A[low + high - 1 - last - k], tile)
+                B[k] = tile[0]
+
+    guarded = kernel.script().count(">= 0")
+    assert guarded == last
+    a, b = rand(np.random.default_rng(0), 9), out(9)
+    run(kernel, a, b, 2, 7)
+    want = np.full(9, np.nan, "float32")
+    want[2:7] = [a[i] for i in range(6 - last, 1 - last, -1)]
+    np.testing.assert_array_equal(b[2:7], want[2:7])
+
+
 def test_assumption_removes_conditions():
     n = T.dynamic("n")
 

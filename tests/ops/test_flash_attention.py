@@ -10,7 +10,9 @@ import torch
 import tvm_tile
 from tests.ops.harness import check, compare, generator
 from tvm_tile.errors import TileError
+from tvm_tile.ir import kernels_of
 from tvm_tile.ops import flash_attention, registry
+from tvm_tile.simulate import simulate
 
 TILE = {"block_M": 16, "block_N": 16}
 SHAPE = {"batch": 2, "heads": 4, "kv_heads": 2, "seq": 50, "dim": 32}
@@ -293,3 +295,30 @@ def test_too_wide_a_head_is_refused():
 @pytest.mark.parametrize("options", [{"kv_heads": 1, "causal": True, "window": 100}, {"kv_heads": 8}], ids=str)
 def test_larger_than_the_default_tiles(options):
     check("flash_attention", {"batch": 1, "heads": 8, "seq": 1000, "dim": 96, **options}, "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("heads", "seq", "beside"), [(32, 4096, 4), (32, 16384, 1), (6, 4096, 6), (6, 8192, 2), (5, 4000, 5), (32, None, 1)]
+)
+def test_heads_launched_together(heads, seq, beside):
+    """As few as fill a large GPU with blocks of 128 rows, a divisor of the heads."""
+    options = {"lse": False, "target": "sm_90"}
+    func = flash_attention(2, heads, seq, seq, 128, causal=True, **options)
+    tiled = flash_attention(2, heads, seq, seq, 128, **options)
+    assert int(kernels_of(func)[0].grid[1]) == heads // beside
+    assert int(kernels_of(tiled)[0].grid[1]) == heads
+    if seq:
+        assert int(kernels_of(func)[0].grid[0]) == -(-seq // 128) * beside
+
+
+@pytest.mark.parametrize("heads, seq", [(6, 70), (3, 16)])
+def test_longest_rows_of_all_heads_first(heads, seq):
+    """Every block of rows of every head is computed, whatever the order."""
+    func = flash_attention(2, heads, seq, seq, 32, causal=True, lse=False, target="sm_80", **TILE)
+    q, k, v = (torch.randn(2, seq, heads, 32, generator=generator(heads)).half() for _ in range(3))
+    out = torch.full_like(q, math.nan)
+    simulate(func, "sm_80")(q, k, v, out)
+    want = torch.nn.functional.scaled_dot_product_attention(
+        *(x.transpose(1, 2).double() for x in (q, k, v)), is_causal=True
+    )
+    torch.testing.assert_close(out.double(), want.transpose(1, 2), rtol=5e-3, atol=3e-3)

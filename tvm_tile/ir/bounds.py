@@ -215,7 +215,27 @@ class _Guard:
 
     def _prove(self, condition) -> bool:
         condition = self._known(condition)
-        return self.analyzer.can_prove(condition) or self.analyzer.can_prove(condition, ProofStrength.SYMBOLIC_BOUND)
+        if self.analyzer.can_prove(condition) or self.analyzer.can_prove(condition, ProofStrength.SYMBOLIC_BOUND):
+            return True
+        worst = self._in_last_iteration(condition)
+        return worst is not None and self.analyzer.can_prove(worst)
+
+    def _in_last_iteration(self, condition):
+        """``index >= 0`` for the last iteration of a loop that the index runs down with, where it is least.
+
+        A proof for every iteration has to see that the loop's extent cancels out.
+        """
+        if not isinstance(condition, tirx.GE):
+            return None
+        names: list[Var] = []
+        walk(condition.a, (Var, names.append))
+        for var in names:
+            if var in self.ranges:
+                start, extent = (self._known(e) for e in self.ranges[var])
+                slope = self.analyzer.simplify(substitute(condition.a, {var: var + 1}) - condition.a)
+                if isinstance(slope, tirx.IntImm) and int(slope) < 0:
+                    return substitute(condition, {var: start + extent - 1})
+        return None
 
     def _assume(self, condition, stack) -> None:
         """``n % c == 0`` makes n a multiple in all proofs; other conditions are constraints."""

@@ -33,6 +33,9 @@ __all__ = ["DTYPES", "default_threads", "default_tiles", "flash_attention"]
 
 DTYPES = ("float16", "bfloat16", "float32")
 
+#: About as many CTAs as a large GPU runs at a time.
+_BLOCKS_AT_ONCE = 128
+
 
 def default_tiles(
     seq_q,
@@ -225,6 +228,10 @@ def flash_attention(
     # Whether a key beyond the end can be in a tile: its scores must then be masked.
     ragged_kv = varlen or not isinstance(seq_kv, int) or seq_kv % block_N != 0
     masked = ragged_kv or causal or window is not None
+    # Causal: from the last tile down. Blocks of rows start one after another, the longest first, and so read the same
+    # tiles at the same time.
+    descending = causal and not varlen
+    beside = _heads_beside(seq_q, block_M, heads) if causal and not varlen and where != "cpu" else 1
 
     @T.prim_func
     def flash_attention(
@@ -238,7 +245,7 @@ def flash_attention(
         Out: T.Tensor(Q_shape, dtype),
         Lse: T.Tensor(lse_shape, "float32"),
     ):
-        with T.Kernel(T.ceildiv(seq_q, block_M), heads, batch, threads=threads) as (bx, by, bz):
+        with T.Kernel(T.ceildiv(seq_q, block_M) * beside, heads // beside, batch, threads=threads) as (bx, by, bz):
             Q_shared = T.alloc_shared((block_M, width), dtype)
             K_shared = T.alloc_shared((block_N, width), dtype)
             V_shared = T.alloc_shared((block_N, width), dtype)
@@ -251,19 +258,21 @@ def flash_attention(
             scores_sum = T.alloc_fragment((block_M,), "float32")
             logsum = T.alloc_fragment((block_M,), "float32")
 
+            head = by * beside + bx % beside
+            rows = bx // beside
             # where the sequence starts and how long it is
             q_start = CuQ[bz] if varlen else 0
             k_start = CuK[bz] if varlen else 0
             len_q = CuQ[bz + 1] - q_start if varlen else seq_q
             len_kv = CuK[bz + 1] - k_start if varlen else seq_kv
             # causal rows differ in length: the longest first fill the last wave best
-            row0 = ((T.ceildiv(seq_q, block_M) - 1 - bx) if causal else bx) * block_M
+            row0 = ((T.ceildiv(seq_q, block_M) - 1 - rows) if causal else rows) * block_M
             offset = len_kv - len_q  # position of query row 0 among the keys
 
             if varlen:
-                T.copy(Q[q_start + row0 : q_start + row0 + block_M, by, 0:width], Q_shared)
+                T.copy(Q[q_start + row0 : q_start + row0 + block_M, head, 0:width], Q_shared)
             else:
-                T.copy(Q[bz, row0 : row0 + block_M, by, 0:width], Q_shared)
+                T.copy(Q[bz, row0 : row0 + block_M, head, 0:width], Q_shared)
             T.clear(acc_o)
             T.clear(logsum)
             T.fill(scores_max, lowest)
@@ -281,15 +290,15 @@ def flash_attention(
                 hi = T.if_then_else(row0 < len_q, hi, lo)
 
             for k in T.Pipelined(range(lo, hi), num_stages):
-                key0 = k * block_N
+                key0 = (lo + hi - 1 - k if descending else k) * block_N
                 active = True
                 if block_mask:
-                    active = BlockMask[bz, by, row0 // sparse, key0 // sparse] != 0
+                    active = BlockMask[bz, head, row0 // sparse, key0 // sparse] != 0
                 if active:
                     if varlen:
-                        T.copy(K[k_start + key0 : k_start + key0 + block_N, by // group, 0:width], K_shared)
+                        T.copy(K[k_start + key0 : k_start + key0 + block_N, head // group, 0:width], K_shared)
                     else:
-                        T.copy(K[bz, key0 : key0 + block_N, by // group, 0:width], K_shared)
+                        T.copy(K[bz, key0 : key0 + block_N, head // group, 0:width], K_shared)
                     T.gemm(
                         Q_shared,
                         K_shared,
@@ -303,7 +312,7 @@ def flash_attention(
                             acc_s[i, j] = acc_s[i, j] * (scale * LOG2E) + LOG2E * T.cast(
                                 Bias[
                                     bz if bias_shape[0] > 1 else 0,
-                                    by if bias_shape[1] > 1 else 0,
+                                    head if bias_shape[1] > 1 else 0,
                                     row0 + i,
                                     key0 + j,
                                 ],
@@ -343,13 +352,13 @@ def flash_attention(
                         acc_o[i, j] *= scores_scale[i]
                     if varlen:
                         # the rows beyond the end belong to the next sequence: a NaN there must not enter 0 * V
-                        T.copy(V[k_start + key0 : k_start + key0 + block_N, by // group, 0:width], V_shared)
+                        T.copy(V[k_start + key0 : k_start + key0 + block_N, head // group, 0:width], V_shared)
                         if key0 + block_N > len_kv:
                             for i, j in T.Parallel(block_N, width):
                                 if key0 + i >= len_kv:
                                     V_shared[i, j] = 0
                     else:
-                        T.copy(V[bz, key0 : key0 + block_N, by // group, 0:width], V_shared)
+                        T.copy(V[bz, key0 : key0 + block_N, head // group, 0:width], V_shared)
                     T.gemm(acc_s_cast, V_shared, acc_o, policy=T.GemmWarpPolicy.FullRow)
 
             # a row without any valid key has logsum 0
@@ -362,17 +371,29 @@ def flash_attention(
             if varlen:
                 for i, j in T.Parallel(block_M, dim):
                     if row0 + i < len_q:
-                        Out[q_start + row0 + i, by, j] = T.cast(acc_o[i, j], dtype)
+                        Out[q_start + row0 + i, head, j] = T.cast(acc_o[i, j], dtype)
                 if lse:
                     for i in T.Parallel(block_M):
                         if row0 + i < len_q:
-                            Lse[by, q_start + row0 + i] = logsum[i]
+                            Lse[head, q_start + row0 + i] = logsum[i]
             else:
-                T.copy(acc_o, Out[bz, row0 : row0 + block_M, by, 0:width])
+                T.copy(acc_o, Out[bz, row0 : row0 + block_M, head, 0:width])
                 if lse:
-                    T.copy(logsum, Lse[bz, by, row0 : row0 + block_M])
+                    T.copy(logsum, Lse[bz, head, row0 : row0 + block_M])
 
     return finish(flash_attention, optional=("CuQ", "CuK", "Bias", "BlockMask", "Lse"))
+
+
+def _heads_beside(seq_q, block_M: int, heads: int) -> int:
+    """Heads whose blocks of rows are launched together, the longest of all of them first.
+
+    Head by head, the last head's longest rows would start when little else is left to do. As many blocks as run at once
+    are enough to even that out, and the keys and values of so few heads stay in L2.
+    """
+    if not isinstance(seq_q, int):
+        return 1
+    blocks = -(-seq_q // block_M)
+    return next((n for n in range(1, heads + 1) if heads % n == 0 and n * blocks >= _BLOCKS_AT_ONCE), heads)
 
 
 def _scale(sm_scale: float | None, dim: int) -> float:

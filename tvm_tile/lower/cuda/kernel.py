@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from tvm import tirx
 from tvm.ir import Var
 from tvm.script import tirx as T
@@ -63,6 +65,7 @@ from .roles import (
     producer_tree,
     set_arrivals,
 )
+from .split_loops import has_room
 from .sync import BarrierNode, insert_barriers
 from .teams import Team, make_teams
 from .tma import TensorMaps, clear_rows
@@ -194,7 +197,9 @@ class _Lowering:
                 work = gather_products(work, self.rings, self._is_async)
             work = front_first(work, self.rings, team, self._is_async)
             if self.roles.get("overlap", True):
-                work = overlap_iterations(work, self._is_async, turns=bool(self.roles.get("turns")))
+                registers = team.registers or self.hw.registers_per_thread
+                room = functools.partial(has_room, storage=storage, registers=registers)
+                work = overlap_iterations(work, self._is_async, bool(self.roles.get("turns")), room)
             with team.at(storage):
                 trees.append(self._steps(work))
         known = None

@@ -20,6 +20,7 @@ from ...ir.visit import walk
 from .build import const
 from .program import CondNode, LoopNode, Node, OpNode, clone
 from .roles import ReleaseNode, RingWaitNode, buffers_of
+from .split_loops import split_at_branch
 
 __all__ = ["TurnNode", "defer_releases", "overlap_iterations", "rotate", "stored_buffers"]
 
@@ -35,7 +36,7 @@ class TurnNode:
     enter: bool
 
 
-def overlap_iterations(nodes: list[Node], is_async, turns: bool = False) -> list[Node]:
+def overlap_iterations(nodes: list[Node], is_async, turns: bool = False, room=None) -> list[Node]:
     """Apply whichever transformation fits to every loop that waits for a ring.
 
     Parameters
@@ -46,6 +47,8 @@ def overlap_iterations(nodes: list[Node], is_async, turns: bool = False) -> list
         Whether an operation is an asynchronous product.
     turns : bool
         Whether rotated loops let two warpgroups take turns.
+    room : callable, optional
+        Whether a rotated loop may be split where a branch of it changes.
     """
     out: list[Node] = []
     for node in nodes:
@@ -53,16 +56,16 @@ def overlap_iterations(nodes: list[Node], is_async, turns: bool = False) -> list
             if any(isinstance(n, RingWaitNode) for n in node.body) and all(
                 r.ring.counting != "visits" for r in node.body if isinstance(r, RingWaitNode)
             ):
-                made = rotate(node, is_async, turns) or defer_releases(node, is_async)
+                made = rotate(node, is_async, turns, room) or defer_releases(node, is_async)
                 if made is not None:
                     out += made
                     continue
-            node.body = overlap_iterations(node.body, is_async, turns)
+            node.body = overlap_iterations(node.body, is_async, turns, room)
         elif isinstance(node, CondNode):
             node = CondNode(
                 node.condition,
-                overlap_iterations(node.then, is_async, turns),
-                overlap_iterations(node.orelse, is_async, turns),
+                overlap_iterations(node.then, is_async, turns, room),
+                overlap_iterations(node.orelse, is_async, turns, room),
             )
         out.append(node)
     return out
@@ -133,7 +136,7 @@ def _would_starve(body: list[Node], head_end: int, slots: list[Var]) -> bool:
     return False
 
 
-def rotate(loop: LoopNode, is_async, turns: bool = False) -> list[Node] | None:
+def rotate(loop: LoopNode, is_async, turns: bool = False, room=None) -> list[Node] | None:
     """Rotation, or None where the final product and the next head depend on each other."""
     body = loop.body
     tail = _tail(body, is_async)
@@ -181,4 +184,6 @@ def rotate(loop: LoopNode, is_async, turns: bool = False) -> list[Node] | None:
     epilogue = clone([final, *releases], last)
     extent = tirx.max(loop.extent - 1, const(0))
     made = LoopNode(var, loop.start + 1, extent, steady, loop.annotations, False, loop.location)
-    return [CondNode(some, prologue), made, CondNode(some, epilogue)]
+    # nothing is in flight where an iteration ends, so that the parts of the loop follow each other without a pause
+    parts = split_at_branch(made) if room is not None and room(made) else [made]
+    return [CondNode(some, prologue), *parts, CondNode(some, epilogue)]

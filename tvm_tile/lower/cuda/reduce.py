@@ -6,6 +6,7 @@ the old value is combined once, where the result is stored. Maximum and minimum 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 
 from tvm import tirx
@@ -32,7 +33,7 @@ from .build import const, loop, seq, unrolled, when
 from .convert import NARROW, cast
 from .loops import ElementLoop
 from .program import Access, MicroNode, OpNode, SumNode
-from .space import accesses, expr, visit
+from .space import UNROLL_LIMIT, accesses, expr, visit
 from .storage import SharedTile, Storage
 
 __all__ = ["accumulator_dtype", "combine", "complete_sum", "identity", "lower_reduce"]
@@ -130,6 +131,7 @@ class _Reduction:
         self.registers = max(1, self.result.layout.registers)
         self.acc = storage.new_local((self.registers,), self.dtype, f"{self.op.dst.buffer.name}_acc")
         self.chains = self._independent_chains()
+        self.begins = self._begins()
         self.parts = self.acc
         if self.chains:
             count = self.registers * product(size for size, _ in self.chains)
@@ -235,11 +237,41 @@ class _Reduction:
                 total *= size
         return found
 
+    def _begins(self) -> list[tuple[int, int, int]] | None:
+        """(size, stride, chains) of the register digits that are summed up; below ``chains`` a chain begins.
+
+        None where not every register of every thread is visited, so that a result begins with the identity instead:
+        with its first element it takes one operation less in each chain.
+        """
+        layout = self.space.layout
+        if layout is None or self.vote or self.space.window is not None or self.space.chunks:
+            return None
+        if layout.bounds() or layout.active(self.storage.tx) is not True or layout.registers > UNROLL_LIMIT:
+            return None
+        chains = {stride: size for size, stride in self.chains}
+        found = [(d.size, d.stride, chains.get(d.stride, 1)) for d in layout.digits[self.plan.dim] if d.place == REG]
+        return found if layout.registers == self.registers * product(size for size, _, _ in found) else None
+
+    def _begun(self, reg):
+        """Whether a register of the source is not the first of its chain, None where all are."""
+        later = [
+            tirx.floormod(tirx.floordiv(expr(reg), stride), size) >= chains
+            for size, stride, chains in self.begins
+            if chains < size
+        ]
+        return functools.reduce(tirx.Or, later) if later else None
+
     def _partial(self):
-        count = self.registers * product(size for size, _ in self.chains)
-        start = unrolled(count, lambda r: BufferStore(self.parts, identity(self.op.kind, self.dtype), [r]), "r")
+        rest = None
+        if self.begins is None:
+            count = self.registers * product(size for size, _ in self.chains)
+            start = unrolled(count, lambda r: BufferStore(self.parts, identity(self.op.kind, self.dtype), [r]), "r")
+        else:
+            start = self.space.visit(lambda reg, values: self._element(reg, values, begin=True))
+        if self.begins is None or self._begun(const(0)) is not None:
+            rest = self.space.visit(self._element)
         across = None if self.deferred else self._butterfly()
-        return seq([start, self.space.visit(self._element), self._join_chains(), across])
+        return seq([start, rest, self._join_chains(), across])
 
     def _join_chains(self):
         """The independent chains combined, pairwise."""
@@ -263,7 +295,7 @@ class _Reduction:
             number = number * size + tirx.floormod(tirx.floordiv(reg, stride) if stride > 1 else reg, size)
         return number
 
-    def _element(self, reg, values: list):
+    def _element(self, reg, values: list, begin: bool = False):
         op = self.op
         indices = []
         for low, axis in zip(op.src.mins, op.src.axes, strict=True):
@@ -273,7 +305,13 @@ class _Reduction:
         at = self._accumulator(reg)
         if self.chains:
             at = at * product(size for size, _ in self.chains) + self._chain(expr(reg))
-        return BufferStore(self.parts, combine(op.kind, self.parts[at], value), [at])
+        combined = BufferStore(self.parts, combine(op.kind, self.parts[at], value), [at])
+        if self.begins is None:
+            return combined
+        begun = self._begun(reg)
+        if begin:
+            return when(True if begun is None else tirx.Not(begun), BufferStore(self.parts, value, [at]))
+        return when(begun, combined)
 
     def _accumulator(self, reg):
         if self.vote or self.space.layout is None:
