@@ -267,9 +267,8 @@ def read_roles(block) -> dict | None:
 
     ``{"rings": [{"name", "copies", "slots"}], "registers": [producer, consumer], "turns"}``. With a front and a back
     also ``"exchanges": [{"name", "writers", "readers", "tiles", "slots"}]``; registers are [producer, back, front], and
-    a ring may have ``"parts"`` that arrive one by one, ``"prefetch"`` into L2, and ``"inside": {"ring", "slot"}``, the
-    slot whose space it takes before the loop. ``"signal"``: slots of the barriers at which the back's product waits for
-    the front's next ones.
+    a ring may be ``"inside": {"ring", "slot"}``, the slot whose space it takes before the loop. ``"signal"``: slots of
+    the barriers at which the back's product waits for the front's next ones.
     """
     return _decode(block, "tile.roles")
 

@@ -19,9 +19,10 @@ from .analysis import GLOBAL, SHARED, KernelView, Scope, Site, dtype_bits
 
 __all__ = ["copy_of", "kept_columns", "split_load", "split_product"]
 
-#: Registers a thread of the front that the fragment may take beside the scores and what works on them.
+#: Registers a thread of the front that the fragment may take. Of its 168 the scores of 64 columns have 32; with 28 for
+#: what works on them ptxas 13.0 neither spills nor serialises the products, with 24 it does both.
 BUDGET = 108
-#: Columns are kept in whole column blocks of a 128-byte swizzle.
+#: Columns are kept in whole column blocks of the narrowest swizzle.
 BLOCK_BYTES = 32
 
 

@@ -12,7 +12,7 @@ from .analysis import GLOBAL, SHARED, KernelView, Site
 from .decisions import FRONT_THREADS, encode, read_instruction, read_partition, read_pipeline, read_shared
 from .producers import why_not_ahead, why_not_ring
 from .rule import GIVEN, Decision, NotApplicable, Rule, TileSchedule
-from .split_memory import arrival, exchanged, exchanges, fitted, signal_slots
+from .split_memory import exchanged, exchanges, fitted, signal_slots
 from .tma import why_not_tma
 
 __all__ = ["PRODUCER_THREADS", "largest_n", "roles"]
@@ -72,8 +72,6 @@ def _decide(sch: TileSchedule, kernel: KernelView, hw):
         taken |= {c.name for c in group}
         name = f"ring_{group[0].op.dst.buffer.name}"
         rings.append({"name": name, "copies": [c.name for c in group], "slots": int(plan["stages"])})
-        if kernel.split and len(group) == 1:
-            rings[-1] |= arrival(group[0], _first_use(kernel, group[0]), layouts, rings[-1]["slots"])
     for site in _once(kernel, taken):
         if why_not_tma(site.op, layouts[site.op.dst.buffer.name]) is None:
             rings.append({"name": f"load_{site.op.dst.buffer.name}", "copies": [site.name], "slots": 1})

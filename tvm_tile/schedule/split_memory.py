@@ -1,39 +1,19 @@
-"""Shared memory of a kernel with a front and a back: slots of rings and exchanges, space that is used twice, parts."""
+"""Shared memory of a kernel with a front and a back: slots of rings and exchanges, space that is used twice."""
 
 from __future__ import annotations
 
-from ..ir.ops import GemmOp
+from ..layout.arith import round_up
 from .analysis import SHARED, KernelView, Site
 from .decisions import BACK, FRONT
 from .resources import SharedUse, shared_peak, shared_uses
 from .room import BARRIERS, scratch_bytes
 
-__all__ = ["arrival", "exchanged", "exchanges", "fitted", "signal_slots"]
+__all__ = ["exchanged", "exchanges", "fitted", "signal_slots"]
 
-#: Parts of a tile that arrive one by one.
-PARTS = 4
-#: Slots from which on the memory's latency is hidden although the back hands slots back late.
+#: Slots that a tile needs which both roles read: one for the back, one for the front, one that is being loaded.
 ENOUGH_SLOTS = 3
-
-
-def arrival(load: Site, first: Site | None, layouts: dict, slots: int) -> dict:
-    """How a ring's tile arrives: in parts, so that the front's product can begin with the first; by way of L2.
-
-    Parameters
-    ----------
-    load : Site
-        The load that fills a slot.
-    first : Site or None
-        The operation that reads it first.
-    layouts : dict
-        Layouts of shared tiles by name.
-    slots : int
-        Slots of the ring.
-    """
-    buffer = load.op.dst.buffer
-    along = first is not None and isinstance(first.op, GemmOp) and first.op.b.buffer.same_as(buffer)
-    in_parts = along and first.op.trans_b and layouts[buffer.name].blocks % PARTS == 0
-    return {"parts": PARTS if in_parts else 1, "prefetch": int(slots < ENOUGH_SLOTS)}
+#: Bytes up to which a tile finds room beside the barriers.
+SMALL = 512
 
 
 def exchanges(kernel: KernelView) -> list[dict]:
@@ -55,16 +35,23 @@ def exchanges(kernel: KernelView) -> list[dict]:
 
 
 def _free(kernel: KernelView, hw, roles: dict) -> int:
+    """Bytes that are left over; negative where the tiles do not fit."""
+    uses = shared_uses(kernel, roles)
+    small = sum(u.total for u in uses if u.total <= SMALL)
+    barriers = 16 * sum(r["slots"] for r in [*roles["rings"], *roles["exchanges"]]) + 16 * (ENOUGH_SLOTS + 1)
+    large = shared_peak(uses, lambda u: 0 if u.total <= SMALL else u.total)
     # rows of the front lie within a warp, so that its reductions need no scratch
     scratch = sum(scratch_bytes(s) for s in kernel.sites if s.op.annotations.get("tile.role") == BACK)
-    return hw.shared_per_block - BARRIERS - scratch - shared_peak(shared_uses(kernel, roles))
+    return hw.shared_per_block - round_up(barriers + small, BARRIERS) - scratch - large
 
 
 def fitted(kernel: KernelView, hw, roles: dict) -> dict:
-    """The roles with rings that make do with less memory.
+    """The roles with slots of rings that fit the shared memory.
 
-    What only passes through shared memory before the loop is loaded into the last slot of a ring, whose first load
-    waits for it. Rings that the front alone reads get fewer slots while the tiles do not fit: it hands them back early.
+    A tile that both roles read gets three slots where that fits, whatever the loop's stages: the back multiplies with
+    one, the front with the next, and another is loaded. What only passes through shared memory before the loop is
+    loaded into a ring's last slot, whose first load waits for it. Rings that the front alone reads make do with fewer
+    slots, because it hands them back early.
 
     Parameters
     ----------
@@ -75,46 +62,63 @@ def fitted(kernel: KernelView, hw, roles: dict) -> dict:
     roles : dict
         Rings and exchanges as the loops' stages ask for them.
     """
+    more = _arranged(kernel, hw, roles, ENOUGH_SLOTS)
+    return more if _free(kernel, hw, more) >= 0 else _arranged(kernel, hw, roles, 0)
+
+
+def _arranged(kernel: KernelView, hw, roles: dict, least: int) -> dict:
+    """Rings with at least so many slots for what both roles read, guests in their last slots, less for the front."""
     roles = {**roles, "rings": [dict(ring) for ring in roles["rings"]]}
-    sites = {s.name: s for s in kernel.sites}
+    loops = [r for r in roles["rings"] if _sites(kernel)[r["copies"][0]].path]
     sizes = {use.name: use.bytes for use in shared_uses(kernel, roles)}
-
-    def tiles(ring: dict):
-        return [sites[c].op.dst.buffer for c in ring["copies"]]
-
-    def readers(ring: dict) -> list[Site]:
-        return [s for b in tiles(ring) for s, a in kernel.uses(b) if "tile.role" in s.op.annotations]
-
-    loops = [r for r in roles["rings"] if sites[r["copies"][0]].path]
+    for ring in loops:
+        if _users(kernel, ring) == {FRONT, BACK}:
+            ring["slots"] = max(ring["slots"], least)
     for ring in roles["rings"]:
-        if ring in loops or len(ring["copies"]) != 1 or any(s.path for s in readers(ring)):
+        if ring in loops or len(ring["copies"]) != 1 or any(s.path for s in _readers(kernel, ring)):
             continue
-        need = sizes[tiles(ring)[0].name]
-        taken = {r["inside"]["ring"] for r in roles["rings"] if "inside" in r}
-        hosts = [
-            r for r in loops
-            if len(r["copies"]) == 1 and r["slots"] > 1 and sizes[tiles(r)[0].name] >= need and r["name"] not in taken
-        ]  # fmt: skip
+        need = sizes[_tiles(kernel, ring)[0].name]
+        hosts = [h for h in loops if h["slots"] > 1 and _may_host(kernel, h, need, sizes, roles)]
         if hosts:
-            host = min(hosts, key=lambda r: sizes[tiles(r)[0].name])
+            host = min(hosts, key=lambda r: sizes[_tiles(kernel, r)[0].name])
             ring["inside"] = {"ring": host["name"], "slot": host["slots"] - 1}
-    early = [r for r in loops if all(s.op.annotations["tile.role"] == FRONT for s in readers(r))]
-    while _free(kernel, hw, roles) < 0:
-        ring = max(early, key=lambda r: r["slots"], default=None)
-        if ring is None or ring["slots"] == 1:
+    early = [r for r in loops if _users(kernel, r) == {FRONT} and not _hosts(roles, r)]
+    while early and _free(kernel, hw, roles) < 0:
+        ring = max(early, key=lambda r: r["slots"])
+        if ring["slots"] == 1:
             break
-        if any(r.get("inside", {}).get("ring") == ring["name"] for r in roles["rings"]):
-            early.remove(ring)
-            continue
         ring["slots"] -= 1
     return roles
+
+
+def _sites(kernel: KernelView) -> dict[str, Site]:
+    return {s.name: s for s in kernel.sites}
+
+
+def _tiles(kernel: KernelView, ring: dict):
+    return [_sites(kernel)[c].op.dst.buffer for c in ring["copies"]]
+
+
+def _readers(kernel: KernelView, ring: dict) -> list[Site]:
+    return [s for b in _tiles(kernel, ring) for s, _ in kernel.uses(b) if "tile.role" in s.op.annotations]
+
+
+def _users(kernel: KernelView, ring: dict) -> set[str]:
+    return {s.op.annotations["tile.role"] for s in _readers(kernel, ring)}
+
+
+def _hosts(roles: dict, ring: dict) -> bool:
+    return any(r.get("inside", {}).get("ring") == ring["name"] for r in roles["rings"])
+
+
+def _may_host(kernel: KernelView, ring: dict, need: int, sizes: dict[str, int], roles: dict) -> bool:
+    return len(ring["copies"]) == 1 and sizes[_tiles(kernel, ring)[0].name] >= need and not _hosts(roles, ring)
 
 
 def exchanged(kernel: KernelView, hw, roles: dict) -> dict:
     """The roles with two slots for what crosses in a loop, where there is room: the front then runs further ahead."""
     uses: dict[str, SharedUse] = {use.name: use for use in shared_uses(kernel, roles)}
-    free, made = _free(kernel, hw, roles), []
-    sites = {s.name: s for s in kernel.sites}
+    free, made, sites = _free(kernel, hw, roles), [], _sites(kernel)
     for exchange in roles["exchanges"]:
         more = sum(uses[name].bytes for name in exchange["tiles"])
         slots = 2 if sites[exchange["writers"][0]].path and more <= free else 1
@@ -129,10 +133,7 @@ def signal_slots(kernel: KernelView, roles: dict) -> int:
     With two slots the next tile is loaded while the back multiplies: waiting for the product that reads it would leave
     the tensor cores idle. The front is at most one signal ahead of the slots that it may fill.
     """
-    sites = {s.name: s for s in kernel.sites}
     for ring in roles["rings"]:
-        targets = [sites[c].op.dst.buffer for c in ring["copies"]]
-        users = {s.op.annotations.get("tile.role") for b in targets for s, _ in kernel.uses(b)}
-        if {FRONT, BACK} <= users and ring["slots"] < ENOUGH_SLOTS:
+        if _users(kernel, ring) == {FRONT, BACK} and ring["slots"] < ENOUGH_SLOTS:
             return 0
     return 1 + max(e["slots"] for e in roles["exchanges"])

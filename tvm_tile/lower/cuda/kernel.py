@@ -194,7 +194,7 @@ class _Lowering:
         for team in teams:
             work = consumer_tree(clone(self.nodes, {}), self.rings, team)
             if team.role == FRONT:
-                work = gather_products(work, self.rings, self._is_async)
+                work = gather_products(work, self._is_async)
             work = front_first(work, self.rings, team, self._is_async)
             if self.roles.get("overlap", True):
                 registers = team.registers or self.hw.registers_per_thread
@@ -310,9 +310,6 @@ class _Lowering:
     def _operation(self, node: OpNode) -> list[Node]:
         if isinstance(node.op, SyncOp):
             return [BarrierNode()]
-        if node.waits:
-            waits = [(k, self.rings.wait_full(w.ring, w.count, w.parts)) for k, w in node.waits]
-            self.storage.waits[node.op.name] = waits
         lower = lower_gemm if isinstance(node.op, GemmOp) else lower_op
         steps = lower(self.storage, node, self.hw)
         touched = frozenset(b for b in buffers_of(node) + stored_buffers(node) if b in self.storage.fragments)
@@ -338,7 +335,7 @@ class _Lowering:
         if isinstance(node, WgmmaWaitNode):
             return evaluate(T.ptx.wgmma.wait_group.sync.aligned(node.pending))
         if isinstance(node, RingWaitNode):
-            return self.rings.wait_full(node.ring, node.count, node.parts)
+            return self.rings.wait_full(node.ring, node.count)
         if isinstance(node, TurnNode):
             return self._turn(node)
         if isinstance(node, SendWaitNode):

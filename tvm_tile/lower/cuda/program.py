@@ -92,14 +92,10 @@ class Access:
 
 @dataclass
 class OpNode:
-    """A tile operation; ``versions`` names the copies of multi-buffered tiles that it uses.
-
-    ``waits`` are (k, wait): what an asynchronous product waits for before its step at ``k``.
-    """
+    """A tile operation; ``versions`` names the copies of multi-buffered tiles that it uses."""
 
     op: TileOp
     versions: dict[Var, Version] = field(default_factory=dict)
-    waits: list[tuple[int, object]] = field(default_factory=list)
 
 
 @dataclass
@@ -257,8 +253,7 @@ def clone(nodes: list[Node], mapping: dict, keep: Callable[[OpNode], bool] | Non
         if isinstance(node, OpNode):
             if keep is None or keep(node):
                 versions = {b: v.substituted(mapping) for b, v in node.versions.items()}
-                waits = [(k, replace(wait, count=substitute(wait.count, mapping))) for k, wait in node.waits]
-                out.append(OpNode(read_op(substitute(node.op.realize, mapping)), versions, waits))
+                out.append(OpNode(read_op(substitute(node.op.realize, mapping)), versions))
         elif isinstance(node, RawNode):
             stmt = node.stmt
             if isinstance(stmt, tirx.Bind):

@@ -45,12 +45,8 @@ class Ring:
         Position among the kernel's rings.
     arrivals : (int, int)
         Warps that complete a full barrier (1 for a load) and an empty one.
-    parts : int
-        Column ranges of a slot's tile that have a full barrier each, so that a product can begin with the first.
     inside : (str, int) or None
         Ring and slot whose space this ring's tile takes at first; the load of that slot waits until it is read.
-    prefetch : bool
-        Whether the producer asks L2 for the next iteration's tiles when it has issued the loads of this one.
     writers, readers : list of str
         Operations of an exchange: the front's that fill a slot, the back's that read it.
     signal : bool
@@ -64,9 +60,7 @@ class Ring:
     counting: str = "flat"
     index: int = 0
     arrivals: tuple[int, int] = (1, 1)
-    parts: int = 1
     inside: tuple[str, int] | None = None
-    prefetch: bool = False
     writers: list[str] = field(default_factory=list)
     readers: list[str] = field(default_factory=list)
     signal: bool = False
@@ -93,25 +87,25 @@ class Rings:
     @property
     def bytes(self) -> int:
         """Bytes of all barriers."""
-        return sum(_barrier_bytes(ring) for ring in self.rings)
+        return sum(16 * ring.slots for ring in self.rings)
 
     def of_copy(self, name: str) -> Ring | None:
         """The ring that a copy fills."""
         return next((r for r in self.rings if name in r.copies), None)
 
     def _barrier(self, ring: Ring, count, shift: int):
-        start = sum(_barrier_bytes(r) for r in self.rings[: ring.index]) + shift
+        start = sum(16 * r.slots for r in self.rings[: ring.index]) + shift
         slot = slot_of(ring, count)
         base = self.storage.base + T.uint32(start)
         return base if ring.slots == 1 else base + tirx.Cast("uint32", slot) * T.uint32(8)
 
-    def full(self, ring: Ring, count, part: int = 0):
-        """Address of the full barrier of a part of a visit's slot."""
-        return self._barrier(ring, count, 8 * ring.slots * part)
+    def full(self, ring: Ring, count):
+        """Address of the full barrier of a visit's slot."""
+        return self._barrier(ring, count, 0)
 
     def empty(self, ring: Ring, count):
         """Address of the empty barrier of a visit's slot."""
-        return self._barrier(ring, count, 8 * ring.slots * ring.parts)
+        return self._barrier(ring, count, 8 * ring.slots)
 
     def counter(self, ring: Ring, role: str) -> Var:
         """The variable that counts a role's visits."""
@@ -137,18 +131,16 @@ class Rings:
         for ring in self.rings:
             for slot in range(ring.slots):
                 at = const(slot)
-                barriers = [(self.full(ring, at, part), ring.arrivals[0]) for part in range(ring.parts)]
-                for address, count in [*barriers, (self.empty(ring, at), ring.arrivals[1])]:
+                barriers = (self.full(ring, at), self.empty(ring, at))
+                for address, count in zip(barriers, ring.arrivals, strict=True):
                     stmts.append(evaluate(T.ptx.mbarrier.init.shared.b64(address, T.uint32(count))))
         stmts.append(evaluate(T.ptx.fence.mbarrier_init.release.cluster()))
         stmts.append(evaluate(T.ptx.fence.proxy.async_.shared__cta()))
         return seq(stmts)
 
-    def wait_full(self, ring: Ring, count, parts=None):
-        """Wait until the load of a visit, or of some parts of it, has arrived."""
-        phase = phase_of(ring, count)
-        barriers = [self.full(ring, count, part) for part in parts or range(ring.parts)]
-        return seq([evaluate(T.cuda.mbarrier_wait(barrier, phase)) for barrier in barriers])
+    def wait_full(self, ring: Ring, count):
+        """Wait until the load of a visit has arrived."""
+        return evaluate(T.cuda.mbarrier_wait(self.full(ring, count), phase_of(ring, count)))
 
     def wait_empty(self, ring: Ring, count):
         """Wait until the slot of a visit is free (it is at once in the first round)."""
@@ -180,10 +172,6 @@ class Rings:
         lane0 = tirx.EQ(tirx.floormod(self.storage.tx, 32), const(0))
         condition = lane0 if guard is None else tirx.And(lane0, guard)
         return seq([evaluate(T.cuda.warp_sync()), when(condition, arrive)])
-
-
-def _barrier_bytes(ring: Ring) -> int:
-    return 8 * ring.slots * (ring.parts + 1)
 
 
 def slot_of(ring: Ring, count):
@@ -225,10 +213,8 @@ def make_rings(storage: Storage, nodes: list[Node], described: list[dict], excha
     for entry in [*described, *exchanges]:
         ring = Ring(str(entry["name"]), [str(c) for c in entry.get("copies", [])], int(entry["slots"]))
         ring.writers, ring.readers = ([str(n) for n in entry.get(k, [])] for k in ("writers", "readers"))
-        ring.parts = int(entry.get("parts", 1))
         if "inside" in entry:
             ring.inside = (str(entry["inside"]["ring"]), int(entry["inside"]["slot"]))
-        ring.prefetch = bool(entry.get("prefetch", 0))
         path = _path(nodes, (ring.copies or ring.writers)[0], ())
         if path is None:
             raise InternalError(f"ring {ring.name} names the copy {ring.copies[0]}, which is not in the kernel")

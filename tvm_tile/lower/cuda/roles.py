@@ -21,7 +21,7 @@ from .pipeline import touched_buffers
 from .program import CondNode, LoopNode, MicroNode, Node, OpNode, RawNode, Version, WhileNode, clone, walk_nodes
 from .rings import Ring, Rings, count_of, slot_of
 from .teams import Team, own_nodes
-from .tma import TensorMaps, part_bytes, part_of
+from .tma import TensorMaps, tile_bytes
 
 __all__ = [
     "ReleaseNode",
@@ -39,11 +39,10 @@ __all__ = [
 
 @dataclass
 class RingWaitNode:
-    """Wait until the slot of visit ``count`` is full, or some parts of it are."""
+    """Wait until the slot of visit ``count`` is full."""
 
     ring: Ring
     count: object
-    parts: list[int] | None = None
 
 
 @dataclass
@@ -170,8 +169,7 @@ def _produce(nodes: list[Node], rings: Rings, maps: TensorMaps, loop: LoopNode |
             group = []
         elif isinstance(node, LoopNode):
             inner = _direct_rings(node.body, rings)
-            ahead = _prefetches(node, rings, maps)
-            node.body = _produce(node.body, rings, maps, node) + ahead
+            node.body = _produce(node.body, rings, maps, node)
             out.append(node)
             out += [rings.advance(r, "producer", node.extent) for r in inner if r.counting == "nested"]
         elif isinstance(node, CondNode):
@@ -184,30 +182,6 @@ def _produce(nodes: list[Node], rings: Rings, maps: TensorMaps, loop: LoopNode |
     return out
 
 
-def _prefetches(loop: LoopNode, rings: Rings, maps: TensorMaps) -> list[Node]:
-    """What the producer asks L2 for in an iteration: the tiles of the next one."""
-
-    def wanted(node: OpNode) -> bool:
-        ring = rings.of_copy(node.op.name)
-        return ring is not None and ring.prefetch
-
-    def asked(nodes: list[Node]) -> list[Node]:
-        out: list[Node] = []
-        for node in nodes:
-            if isinstance(node, OpNode):
-                out.append(MicroNode([], [], lambda op=node.op: maps.prefetch_tile(op), f"prefetch {node.op.name}"))
-            elif isinstance(node, CondNode):
-                out.append(CondNode(node.condition, asked(node.then), asked(node.orelse)))
-            else:
-                out.append(node)
-        return out
-
-    if not any(isinstance(n, OpNode) and wanted(n) for n in loop.body):
-        return []
-    ahead = clone([n for n in loop.body if not isinstance(n, LoopNode)], {loop.var: loop.var + 1}, wanted)
-    return [CondNode(loop.var + 1 < loop.start + loop.extent, asked(ahead))]
-
-
 def _direct_rings(nodes: list[Node], rings: Rings) -> list[Ring]:
     """Rings filled directly in a list of nodes."""
     names = {n.op.name for n in nodes if isinstance(n, OpNode)}
@@ -216,18 +190,14 @@ def _direct_rings(nodes: list[Node], rings: Rings) -> list[Ring]:
 
 def _fill(group: list[OpNode], ring: Ring, rings: Rings, maps: TensorMaps, count) -> MicroNode:
     """Wait for the slot, announce the bytes, issue the loads."""
-    tiles = [(rings.storage.tile_of(n.op.dst.buffer), read_rows(n.op.annotations)) for n in group]
-    totals = [sum(sizes) for sizes in zip(*(part_bytes(*tile, ring.parts) for tile in tiles), strict=True)]
+    total = sum(tile_bytes(rings.storage.tile_of(n.op.dst.buffer), read_rows(n.op.annotations)) for n in group)
     version = Version(slot_of(ring, count), None, 0, ring.slots)
 
     def emit():
-        full = [rings.full(ring, count, part) for part in range(ring.parts)]
-        expect = [
-            evaluate(T.ptx.mbarrier.arrive.expect_tx.shared.b64(barrier, T.uint32(total)))
-            for barrier, total in zip(full, totals, strict=True)
-        ]
+        full = rings.full(ring, count)
+        expect = evaluate(T.ptx.mbarrier.arrive.expect_tx.shared.b64(full, T.uint32(total)))
         free = [rings.wait_empty(ring, count), *rings.wait_guests(ring, count)]
-        return seq([*free, *expect, *[maps.load(n.op, version, full) for n in group]])
+        return seq([*free, expect, *[maps.load(n.op, version, full) for n in group]])
 
     return MicroNode([], [], emit, f"fill {ring.name}")
 
@@ -314,11 +284,10 @@ def _consume(nodes: list[Node], rings: Rings, loop: LoopNode | None, team: Team)
     return out
 
 
-def gather_products(nodes: list[Node], rings: Rings, is_async) -> list[Node]:
+def gather_products(nodes: list[Node], is_async) -> list[Node]:
     """Products in a row, each behind the waits for what it needs itself, all before the hand-backs.
 
-    Waiting for a product before the next one is issued leaves the tensor cores idle. Of a tile that arrives in parts, a
-    product waits for each part where it first reads it.
+    Waiting for a product before the next one is issued leaves the tensor cores idle.
     """
     out: list[Node] = []
     at = 0
@@ -326,13 +295,13 @@ def gather_products(nodes: list[Node], rings: Rings, is_async) -> list[Node]:
         node = nodes[at]
         for name in ("body", "then", "orelse"):
             if hasattr(node, name):
-                setattr(node, name, gather_products(getattr(node, name), rings, is_async))
+                setattr(node, name, gather_products(getattr(node, name), is_async))
         end = at
         while end < len(nodes) and (_is_wait(nodes[end]) or isinstance(nodes[end], OpNode) and is_async(nodes[end])):
             end += 1
         run = nodes[at:end]
         if sum(isinstance(n, OpNode) for n in run) > 1:
-            out += _wait_in_parts([n for n in run if not isinstance(n, ReleaseNode)], rings)
+            out += [n for n in run if not isinstance(n, ReleaseNode)]
             # the last ring's products are the last: its hand-back waits for all of them
             out += reversed([n for n in run if isinstance(n, ReleaseNode)])
             at = end
@@ -368,35 +337,6 @@ def front_first(nodes: list[Node], rings: Rings, team: Team, is_async) -> list[N
 
 def _is_wait(node: Node) -> bool:
     return isinstance(node, RingWaitNode | ReleaseNode)
-
-
-def _wait_in_parts(run: list[Node], rings: Rings) -> list[Node]:
-    """Waits moved into the products that read a ring's tile along its columns."""
-    out: list[Node] = []
-    waiting: dict[str, tuple[RingWaitNode, set[int]]] = {}
-    for node in run:
-        if isinstance(node, RingWaitNode):
-            if node.ring.parts > 1:
-                waiting[node.ring.name] = (node, set(range(node.ring.parts)))
-            else:
-                out.append(node)
-            continue
-        for wait, left in waiting.values():
-            if not left or not any(b.same_as(node.op.b.buffer) for b in wait.ring.buffers):
-                continue
-            tile = rings.storage.tile_of(node.op.b.buffer)
-            first = int(node.op.b.mins[-1])
-            parts = {}  # part -> first column of this product in it
-            if node.op.trans_b:
-                for column in range(first, first + node.op.k):
-                    parts.setdefault(part_of(tile, column, wait.ring.parts), column - first)
-            else:
-                parts = dict.fromkeys(left, 0)
-            for part in sorted(left.intersection(parts)):
-                node.waits.append((parts[part], RingWaitNode(wait.ring, wait.count, [part])))
-                left.discard(part)
-        out.append(node)
-    return out
 
 
 def _has_own(node: Node, team: Team) -> bool:

@@ -99,8 +99,6 @@ class Storage:
         Whether some copy stores through the copy engine.
     loops : int
         Loops around the operation that is being lowered.
-    waits : dict
-        Product -> (k, statement) that stand before its step at k.
     """
 
     threads: int
@@ -112,7 +110,6 @@ class Storage:
     persistent: bool = False
     stores_by_tma: bool = False
     loops: int = 0
-    waits: dict[str, list] = field(default_factory=dict)
     fragments: dict[Var, FragmentStorage] = field(default_factory=dict)
     tiles: dict[Var, SharedTile] = field(default_factory=dict)
     locals: dict[Var, Var] = field(default_factory=dict)

@@ -37,19 +37,6 @@ def tile_bytes(tile: SharedTile, rows: int | None = None) -> int:
     return sum(r * columns for _, _, r, columns, _ in _boxes(tile, rows)) * dtype_bits(tile.dtype) // 8
 
 
-def part_of(tile: SharedTile, column: int, parts: int) -> int:
-    """In which of ``parts`` equal column ranges a column lies."""
-    return column * parts // tile.layout.columns
-
-
-def part_bytes(tile: SharedTile, rows: int | None, parts: int) -> list[int]:
-    """Bytes that the boxes of each part of a tile deliver."""
-    sizes = [0] * parts
-    for _, column, r, columns, _ in _boxes(tile, rows):
-        sizes[part_of(tile, column, parts)] += r * columns * dtype_bits(tile.dtype) // 8
-    return sizes
-
-
 def _boxes(tile: SharedTile, limit: int | None):
     """The boxes of a tile without the rows from ``limit`` on."""
     for row, column, rows, columns, element in tile.layout.tma_boxes():
@@ -135,21 +122,15 @@ class TensorMaps:
         self.made[key] = variable
         return variable
 
-    def load(self, op: CopyOp, version, barriers: list):
-        """Statements of one thread that fill a tile, each part of its columns reporting to its barrier."""
-        return self._moves(op.src, op.dst, version, barriers, read_rows(op.annotations))
-
-    def prefetch_tile(self, op: CopyOp):
-        """Statements of one thread that bring what a load will need into L2."""
-        return self._moves(op.src, op.dst, None, None, read_rows(op.annotations), prefetch=True)
+    def load(self, op: CopyOp, version, barrier):
+        """Statements of one thread that fill a tile and report to ``barrier``."""
+        return self._moves(op.src, op.dst, version, barrier, read_rows(op.annotations))
 
     def store(self, op: CopyOp, version):
         """Statements of one thread that write a tile to its tensor (the group is not committed)."""
         return self._moves(op.dst, op.src, version, None)
 
-    def _moves(
-        self, outside: Region, inside: Region, version, barriers, limit: int | None = None, prefetch: bool = False
-    ):
+    def _moves(self, outside: Region, inside: Region, version, barrier, limit: int | None = None):
         storage = self.storage
         tile = storage.tile_of(inside.buffer)
         rank = len(outside.buffer.ty.shape)
@@ -159,27 +140,22 @@ class TensorMaps:
             raise InternalError(f"a TMA copy whose columns are not the last dimension of {outside.buffer.name}")
         stmts = []
         for row, column, rows, columns, element in _boxes(tile, limit):
-            tensor_map = self.map_of(outside, tile, rows, columns, row_dim, store=barriers is None and not prefetch)
+            tensor_map = self.map_of(outside, tile, rows, columns, row_dim, store=barrier is None)
             coordinates = []
             for dim in reversed(range(rank)):
                 at = outside.mins[dim]
                 shift = column if dim == rank - 1 else row if dim == row_dim else 0
                 at = at + shift if shift else at
                 coordinates.append(tirx.Cast("int32", tirx.convert(at)))
-            if prefetch:
-                name = f"cp.async.bulk.prefetch.tensor.{rank}d.L2.global.tile"
-                stmts.append(evaluate(T.ptx[name](T.address_of(tensor_map), *coordinates)))
-                continue
             at = tirx.const(element, "int32")
             if version is not None and tile.versions > 1:
                 at = version.index * tile.version_elements + at
             address = storage.address(tile, at)
-            if barriers is None:
+            if barrier is None:
                 name = f"cp.async.bulk.tensor.{rank}d.global.shared::cta.bulk_group"
                 stmts.append(evaluate(T.ptx[name](T.address_of(tensor_map), *coordinates, address)))
             else:
                 name = f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.mbarrier::complete_tx::bytes"
-                barrier = barriers[part_of(tile, column, len(barriers))]
                 stmts.append(evaluate(T.ptx[name](address, T.address_of(tensor_map), *coordinates, barrier)))
         return seq(stmts)
 

@@ -68,14 +68,12 @@ class _Wgmma:
     def emit(self):
         """Fence, products of all K steps, commit."""
         part = self.part
-        waits = sorted(self.storage.waits.get(self.op.name, []), key=lambda w: w[0])
-        products = []
-        for i in range(part.m_repeat):
-            for j in range(part.n_repeat):
-                for step in range(self.steps):
-                    while waits and waits[0][0] < (step + 1) * self.inst.k:
-                        products.append(waits.pop(0)[1])
-                    products.append(self._product(i, j, step))
+        products = [
+            self._product(i, j, step)
+            for i in range(part.m_repeat)
+            for j in range(part.n_repeat)
+            for step in range(self.steps)
+        ]
         fence = evaluate(T.ptx.wgmma.fence.sync.aligned())
         body = seq([*self.bound, fence, *products, evaluate(T.ptx.wgmma.commit_group.sync.aligned())])
         used = part.m_groups * part.n_groups * WARPGROUP
