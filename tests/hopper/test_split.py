@@ -7,12 +7,12 @@ import torch
 import tvm
 
 import tvm_tile.language as T
-from tvm_tile.ops import flash_attention, flash_mla
+from tvm_tile.ops import flash_attention, flash_mla, registry
 from tvm_tile.schedule.analysis import kernel_views
 from tvm_tile.schedule.decisions import read_roles
 from tvm_tile.schedule.resources import register_estimate
 
-from .harness import close, decided, reason, simulated
+from .harness import close, decided, machine, reason, simulated
 
 QUERIES, WIDTH, OUT = 64, 192, 128
 
@@ -224,3 +224,51 @@ def test_falls_back_where_the_loads_cannot_run_ahead():
     scores = (q.double() @ k[:, :64].double().T).half().double()
     want = scores @ v.double()
     close(o, want, 100_000)
+
+
+def mla_roles(**changes):
+    """Roles of MLA with one tile of the cache for both products, on a machine with less shared memory if asked."""
+    import dataclasses
+
+    import tvm_tile
+    from tvm_tile.schedule import decide
+
+    func = flash_mla(2, 64, 300, threads=256, block_H=64, block_N=64, num_stages=2)
+    func = func.with_attr("global_symbol", "main").with_attr("target", tvm_tile.target("sm_90"))
+    func = decide(func, dataclasses.replace(machine(2), **changes))
+    return func, read_roles(kernel_views(func)[0].info.block)
+
+
+def test_three_slots_for_what_both_roles_read():
+    """Q passes through the last slot of KV, the rotary part makes do with one slot, the front's products go first."""
+    _, found = mla_roles()
+    rings = {r["name"]: r for r in found["rings"]}
+    assert rings["ring_KV_shared"]["slots"] == 3 and rings["ring_K_pe_shared"]["slots"] == 1
+    assert rings["load_Q_shared_first"]["inside"] == {"ring": "ring_KV_shared", "slot": 2}
+    assert found["signal"] == 2
+
+
+def test_two_slots_where_memory_is_short():
+    """A machine with 8 KB less: no third slot, and no waiting for the front's next products."""
+    func, found = mla_roles(shared_per_block=232448 - 8192)
+    rings = {r["name"]: r for r in found["rings"]}
+    assert rings["ring_KV_shared"]["slots"] == 2 and found["signal"] == 0
+    assert rings["load_Q_shared_first"]["inside"]["slot"] == 1
+    spec, shape = registry.get("flash_mla"), {"batch": 2, "heads": 64, "kv_len": 300}
+    tensors, outputs = spec.inputs(shape, "bfloat16", "cpu", torch.Generator().manual_seed(1))
+    want = spec.reference(shape, "bfloat16", tensors)
+    simulated(func)(*tensors)
+    rtol, atol = spec.tolerance(shape, "bfloat16")
+    for position, expected_output in zip(outputs, want, strict=True):
+        torch.testing.assert_close(tensors[position].double(), expected_output.double(), rtol=rtol, atol=atol)
+
+
+def test_every_signal_has_its_wait():
+    """The counts of arrivals agree for each trip count: the simulator reports a deadlock."""
+    q, k, v = inputs(6)
+    for stages, length in ((2, 65), (3, 31)):
+        o, sums = torch.full((QUERIES, OUT), float("nan")), torch.full((QUERIES,), float("nan"))
+        func = decided(chain(stages=stages))
+        assert read_roles(kernel_views(func)[0].info.block)["signal"] >= 2
+        simulated(func)(q, k, v, o, sums, length)
+        close(o, expected(q, k, v, length, 32, True)[0], 1000)
