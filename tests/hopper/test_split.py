@@ -5,6 +5,7 @@ import functools
 import pytest
 import torch
 import tvm
+import tvm_ffi
 
 import tvm_tile.language as T
 from tvm_tile.ops import flash_attention, flash_mla, registry
@@ -272,3 +273,21 @@ def test_every_signal_has_its_wait():
         assert read_roles(kernel_views(func)[0].info.block)["signal"] >= 2
         simulated(func)(q, k, v, o, sums, length)
         close(o, expected(q, k, v, length, 32, True)[0], 1000)
+
+
+def test_deciding_again_changes_nothing():
+    """Lowering decides what is decided already; the log still says why there are two roles."""
+    func = decided(chain())
+    again = decided(func)
+    assert tvm_ffi.structural_equal(func.body, again.body)
+    assert "the others accumulate" in reason(again, "split")
+
+
+def test_an_extended_rule_list_keeps_the_roles():
+    from tvm_tile.schedule import NotApplicable, Rule, decide, default_rules
+
+    func = chain().with_attr("global_symbol", "main")
+    extended = [*default_rules(machine(2)), Rule("mine", lambda sch, hw: NotApplicable("nothing to do"))]
+    assert kernel_views(decide(func, machine(2), extended))[0].split
+    only_mma = default_rules(machine(2), ("mma",))
+    assert not kernel_views(decide(func, machine(2), only_mma))[0].split

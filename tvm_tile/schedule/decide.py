@@ -73,7 +73,8 @@ def decide(func: tirx.PrimFunc, hw, rules: Sequence[Rule] | None = None) -> tirx
     hw : GPU
         The machine, from :mod:`tvm_tile.hardware`.
     rules : list of Rule, optional
-        Instead of :func:`default_rules`.
+        Instead of :func:`default_rules`. With the rule ``roles`` among them, chains of products are tried with a front
+        and a back first (:mod:`tvm_tile.schedule.split`).
 
     Raises
     ------
@@ -89,15 +90,17 @@ def decide(func: tirx.PrimFunc, hw, rules: Sequence[Rule] | None = None) -> tirx
             advice="keep the function as it was before decide()",
         )
     check_layouts(func)
-    if rules is not None:
+    rules = default_rules(hw) if rules is None else rules
+    if all(rule.name != "roles" for rule in rules):
         return _decided(func, hw, rules, [])
     split, reasons = split_roles(func, hw)
     log = [[name, "front and back", "split", "", reason] for name, reason in reasons.items()]
+    log += [entry for entry in read_log(func) if entry[2] == "split" and entry[0] not in reasons]
     if split is not None:
         names = [k.name for k in kernel_views(split) if k.split]
         try:
             chosen = [[name, "front and back", "split", _SPLIT, _WHY] for name in names]
-            made = _decided(split, hw, default_rules(hw), [*log, *chosen])
+            made = _decided(split, hw, rules, [*log, *chosen])
             failed = [k.name for k in kernel_views(made) if k.split and not read_roles(k.info.block)]
             reason = _why_no_roles(made, failed[0]) if failed else None
         except TileError as error:
@@ -105,7 +108,7 @@ def decide(func: tirx.PrimFunc, hw, rules: Sequence[Rule] | None = None) -> tirx
         if reason is None:
             return made
         log += [[name, "front and back", "split", "", f"tried, but {reason}"] for name in names]
-    return _decided(func, hw, default_rules(hw), log)
+    return _decided(func, hw, rules, log)
 
 
 _SPLIT = "one warpgroup makes the final product's operand, the others accumulate"

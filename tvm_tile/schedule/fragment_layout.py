@@ -161,13 +161,15 @@ def _take_given(table: FragmentTable, layouts: dict[str, Fragment], why: str) ->
         buffer = table.kernel.names.get(name)
         if buffer is None or buffer in table.layouts or not table.kernel.base(buffer).same_as(buffer):
             continue
-        if layout.shape != static_shape(buffer) or layout.threads > table.kernel.threads:
+        # the front's warps hold its fragments, not all of the kernel's
+        threads = max((site.threads for site, _ in table.kernel.uses(buffer)), default=table.kernel.threads)
+        if layout.shape != static_shape(buffer) or layout.threads > threads:
             raise TileShapeError(
                 f"the layout given for {name} is {layout}, but {name} is {static_shape(buffer)} in a kernel of "
-                f"{table.kernel.threads} threads",
+                f"{threads} threads",
                 table.kernel.location,
             )
-        table.layouts[buffer], table.reasons[buffer] = layout.with_threads(table.kernel.threads), why
+        table.layouts[buffer], table.reasons[buffer] = layout.with_threads(threads), why
 
 
 def _require(table: FragmentTable) -> list[tuple[Site, Var, Fragment]]:

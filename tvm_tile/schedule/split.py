@@ -65,6 +65,8 @@ def split_roles(func: tirx.PrimFunc, hw) -> tuple[tirx.PrimFunc | None, dict[str
     reasons: dict[str, str] = {}
     changed = False
     for kernel in kernel_views(func):
+        if kernel.split:  # decided before
+            continue
         plan = _plan(kernel, hw)
         if isinstance(plan, str):
             reasons[kernel.name] = plan
