@@ -21,7 +21,7 @@ from .progress import Progress, Silent
 from .records import Record
 from .report import Report
 from .search import Evolution, Rejections, Sweep
-from .side_by_side import measure_again
+from .side_by_side import Result, measure_again
 from .space import Problem, Space, machine_of
 from .trial import REFUSALS, Trial, failure_kind, first_line, now
 from .workshop import Workshop
@@ -366,7 +366,7 @@ class Session:
         """Measure the best few and the untuned one again, side by side, on fresh inputs; the fastest right one wins."""
         default = self.space.key(self.space.default)
         default_seconds: float | None = None
-        good: list[tuple[float, dict[str, Any]]] = []
+        good: list[Result] = []
         tested: set[tuple] = set()
         while not good:
             entries = [(c, s) for c, s in self.database.ranking() if self.space.key(c) not in tested]
@@ -387,19 +387,19 @@ class Session:
                 self.progress.message(f"dropped {text}: {result.message or result.error}")
             if wrong:
                 self.database.drop([r.config for r in wrong])
-            good = [(r.seconds, r.config) for r in results if r.error is None]
-            for seconds, config in good:
-                if self.space.key(config) == default:
-                    default_seconds = seconds
-        seconds, config = min(good, key=lambda g: g[0])
-        shape, tunables = self.problem.configured(config)
-        full = {**{n: shape[n] for n in self.problem.spec.options if n in config}, **tunables}
+            good = [r for r in results if r.error is None]
+            for result in good:
+                if self.space.key(result.config) == default:
+                    default_seconds = result.seconds
+        best = min(good, key=lambda result: result.ratio)
+        shape, tunables = self.problem.configured(best.config)
+        full = {**{n: shape[n] for n in self.problem.spec.options if n in best.config}, **tunables}
         record = Record(
             **{**self.problem.identity, "shape": dict(self.problem.shape)},
             arch=str(self.target.attrs["arch"]) if self.target.kind.name == "cuda" else "llvm",
             machine=machine,
             config=full,
-            seconds=seconds,
+            seconds=best.seconds,
             default_seconds=default_seconds,
             trials=len(self.database.known),
             date=now()[:10],

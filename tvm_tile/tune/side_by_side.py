@@ -37,7 +37,7 @@ class Result:
     seconds : float or None
         Of a call; None where it failed.
     ratio : float or None
-        Its time over that of the fastest, the median over pairs of the same round.
+        Its time over that of the fastest, from figures of the same rounds.
     error : str or None
         Kind of failure.
     message : str
@@ -106,13 +106,16 @@ def _in_turns(workshop: Workshop, results: list[Result], trials: list, seed: int
         for result in results:
             result.message = f"measured alone, together: {outcome.error} {first_line(outcome.message)}"
         return
+    if workshop.device == "cpu":
+        # other work on the machine only ever adds to a sample
+        scores = [min(samples) for samples in outcome.value]
+    else:
+        # a GPU's clock changes from round to round, for all of a round alike
+        first = outcome.value[0]
+        scores = [statistics.median(s / f for s, f in zip(samples, first, strict=True)) for samples in outcome.value]
     typical = min if workshop.device == "cpu" else statistics.median
-    for result, samples in zip(results, outcome.value, strict=True):
-        result.seconds = typical(samples)
-    fastest = min(range(len(results)), key=lambda i: results[i].seconds)
-    for result, samples in zip(results, outcome.value, strict=True):
-        pairs = zip(samples, outcome.value[fastest], strict=True)
-        result.ratio = statistics.median(mine / best for mine, best in pairs)
+    for result, samples, score in zip(results, outcome.value, scores, strict=True):
+        result.seconds, result.ratio = typical(samples), score / min(scores)
 
 
 def compare_stores(
