@@ -19,7 +19,9 @@ KEEP_BYTES = {"cpu": 2e9, "cuda": 40e9}
 ROTATE_BYTES = 256e6
 MAX_SETS = 16
 #: Replays of a GPU's graph, at most.
-MAX_ROUNDS = 100
+MAX_ROUNDS = 25
+#: References that a worker keeps: options that are tuned too make shapes of their own.
+KEEP_REFERENCES = 8
 #: A configuration slower than this multiple of the best is measured once: it cannot win.
 HOPELESS = 3.0
 
@@ -72,7 +74,7 @@ def _poison(tensor) -> None:
 def _reference(key: str, spec, shape: dict, dtype: str, tensors: list) -> list:
     if key not in _expected:
         _expected[key] = spec.reference(shape, dtype, tensors)
-        while len(_expected) > 2:
+        while len(_expected) > KEEP_REFERENCES:
             _expected.popitem(last=False)
     return _expected[key]
 
@@ -265,6 +267,8 @@ def _on_gpu(spec, shape, dtype, library, seed, best, check, budget, _rpc):
 
     import tvm_tile
 
+    from .timing import capture, replay
+
     kernel = tvm_tile.load(library)
     key, tensors, outputs = _tensors(spec, shape, dtype, "cuda", seed)
     sets = _rotating(tensors)
@@ -275,30 +279,14 @@ def _on_gpu(spec, shape, dtype, library, seed, best, check, budget, _rpc):
     kernel(*tensors)
     torch.cuda.synchronize()
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for one in sets:
-            kernel(*one)
-    torch.cuda.current_stream().wait_stream(stream)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for one in sets:
-            kernel(*one)
+    graph, launches = capture(torch, [partial(kernel, *one) for one in sets])
     samples: list[float] = []
-    spent, rounds = 0.0, 0
-    while rounds < 4 or (spent < budget and rounds < MAX_ROUNDS):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        passed = begin.elapsed_time(end) / 1e3
-        spent, rounds = spent + passed, rounds + 1
-        if rounds > 1:  # the first replay warms up
-            samples.append(passed / len(sets))
-        if best is not None and samples and samples[-1] > HOPELESS * best:
+    spent = 0.0
+    while len(samples) < 4 or (spent < budget and len(samples) < MAX_ROUNDS):
+        passed = replay(torch, graph)
+        spent += passed
+        samples.append(passed / launches)
+        if best is not None and samples[-1] > HOPELESS * best:
             break
     del graph
     seconds = statistics.median(samples)
