@@ -42,6 +42,24 @@ def test_exact_before_nearest_before_default(tmp_path):
     assert find(tmp_path, m=512 * 4, n=256, k=256).source == "nearest"
 
 
+def test_open_options_are_not_taken_from_a_near_shape(tmp_path):
+    spec = registry.get("flash_mla")
+    config = {"block_H": 64, "num_splits": 8}
+    records.put(tmp_path, record(spec=spec, batch=8, heads=64, kv_len=4096, num_splits=0, config=config))
+    sizes = {"heads": 64, "kv_len": 4096, "num_splits": 0}
+    assert find(tmp_path, spec=spec, batch=8, **sizes).config == config
+    near = find(tmp_path, spec=spec, batch=32, **sizes)
+    assert near.source == "nearest" and near.config == {"block_H": 64}
+
+
+def test_a_record_that_gained_little_serves_its_own_shape_only(tmp_path):
+    records.put(tmp_path, record(m=256, n=256, k=256, seconds=1.95e-3))
+    assert find(tmp_path, m=256, n=256, k=256).source == "exact"
+    assert find(tmp_path, m=300, n=256, k=256).source == "default"
+    records.put(tmp_path, replace(record(m=256, n=256, k=256), default_seconds=None))
+    assert find(tmp_path, m=300, n=256, k=256).source == "nearest"
+
+
 def test_a_tie_goes_to_the_larger_sizes(tmp_path):
     records.put(tmp_path, record(m=128, n=256, k=256, config={"block_M": 1}))
     records.put(tmp_path, record(m=512, n=256, k=256, config={"block_M": 2}))
