@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +12,9 @@ import pytest
 import tvm_tile
 from tvm_tile.errors import TileError
 from tvm_tile.ops import registry
-from tvm_tile.tune import records
+from tvm_tile.tune import records, replay
+from tvm_tile.tune.apply import choose, with_choice
+from tvm_tile.tune.database import read_lines
 from tvm_tile.tune.records import Record, lookup
 
 SPEC = registry.get("gemm")
@@ -201,3 +204,35 @@ def test_shipped_records_are_whole():
                 assert entry.shape == json.loads(json.dumps(spec.identity(entry.shape)))
                 assert set(entry.config) <= set(spec.tunables) | set(spec.options)
                 assert (entry.machine, entry.kernel) == (path.parent.parent.name, path.parent.name)
+
+
+SHIPPED = Path(__file__).resolve().parents[2] / "tuning_logs"
+
+
+@pytest.mark.parametrize("shipped", records.all_records(SHIPPED), ids=lambda r: f"{r.machine}-{r.kernel}-{r.trials}")
+def test_shipped_records_serve_their_shapes(shipped):
+    """They are of the ops as they are now, legal, and found where that GPU is not."""
+    spec, target = registry.get(shipped.kernel), tvm_tile.target(shipped.target)
+    assert str(target.attrs["arch"]) == shipped.arch
+    problem, choice = choose(spec, shipped.shape, shipped.dtype, target, [SHIPPED])
+    assert choice.source == "exact" and choice.record == shipped and choice.config == shipped.config
+    assert shipped.seconds <= 1.01 * shipped.default_seconds
+    _, func = with_choice(problem, choice, {})
+    assert str(func.attrs["tile.config_source"]) == f"exact: tuned on {shipped.machine} for this shape"
+    # the shape of the record's trials names the same configuration in the database beside it
+    folder = SHIPPED / shipped.machine / shipped.kernel
+    assert any(t["problem"] == problem.identity for t in read_lines(folder / "trials.jsonl"))
+    replayed = [c for f, c, _ in replay(folder, shipped.kernel)]
+    assert len(replayed) == sum(r.kernel == shipped.kernel for r in records.all_records(SHIPPED))
+
+
+def test_compile_uses_a_shipped_record(monkeypatch, tmp_path):
+    from tvm_tile.runtime.toolchain import find_nvcc
+
+    if find_nvcc() is None:
+        pytest.skip("needs nvcc")
+    monkeypatch.chdir(tmp_path)
+    shape = {"batch": 4, "heads": 32, "seq": 4096, "dim": 128, "causal": True}
+    kernel = tvm_tile.compile("flash_attention", shape, target="sm_90", dtype="bfloat16")
+    assert kernel.config_source == "exact: tuned on nvidia-h200 for this shape"
+    assert kernel.config["num_stages"] == 3
