@@ -252,7 +252,7 @@ def test_python_dash_m():
     ],
 )
 def test_compare(have, want, good):
-    from tvm_tile.commands.run import compare
+    from tvm_tile.ops.compare import compare
 
     assert compare([torch.tensor(have)], [torch.tensor(want)], (1e-2, 0.0))[0] is good
 

@@ -238,3 +238,20 @@ def test_what_is_written_must_not_share_memory_with_another_argument(kind):
     np.testing.assert_array_equal(np.asarray(out), np.asarray(a)[:64][::-1] + np.asarray(a)[64:])
     with pytest.raises(tvm_tile.CallError, match=r"argument 3 \(C\) is written .* shares memory with argument 1 \(A\)"):
         kernel(a[:64], out, a[:64])
+
+
+def test_an_ops_shape_may_stand_second_beside_the_targets_name():
+    shape = {"rows": 4, "columns": 10}
+    given = [
+        ((shape,), {"target": "llvm"}),
+        ((shape, "llvm"), {}),
+        (("llvm",), {"shape": shape}),
+        ((), {"shape": shape, "target": "llvm"}),
+    ]
+    for positional, named in given:
+        kernel = tvm_tile.compile("softmax", *positional, **named)
+        assert kernel.name == "softmax" and kernel.signature.parameters[0].shape == [4, 10]
+    with pytest.raises(tvm_tile.TileTypeError, match="its target twice"):
+        tvm_tile.compile("softmax", "llvm", "llvm", shape=shape)
+    with pytest.raises(tvm_tile.TileTypeError, match="its shape twice"):
+        tvm_tile.compile("softmax", shape, shape=shape)

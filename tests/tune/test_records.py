@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +12,9 @@ import pytest
 import tvm_tile
 from tvm_tile.errors import TileError
 from tvm_tile.ops import registry
-from tvm_tile.tune import records
+from tvm_tile.tune import records, replay
+from tvm_tile.tune.apply import choose, with_choice
+from tvm_tile.tune.database import read_lines
 from tvm_tile.tune.records import Record, lookup
 
 SPEC = registry.get("gemm")
@@ -40,6 +43,24 @@ def test_exact_before_nearest_before_default(tmp_path):
     far = find(tmp_path, m=512 * 4 + 1, n=256, k=256)
     assert far.source == "default" and far.config == {} and "untuned" in far.text
     assert find(tmp_path, m=512 * 4, n=256, k=256).source == "nearest"
+
+
+def test_open_options_are_not_taken_from_a_near_shape(tmp_path):
+    spec = registry.get("flash_mla")
+    config = {"block_H": 64, "num_splits": 8}
+    records.put(tmp_path, record(spec=spec, batch=8, heads=64, kv_len=4096, num_splits=0, config=config))
+    sizes = {"heads": 64, "kv_len": 4096, "num_splits": 0}
+    assert find(tmp_path, spec=spec, batch=8, **sizes).config == config
+    near = find(tmp_path, spec=spec, batch=32, **sizes)
+    assert near.source == "nearest" and near.config == {"block_H": 64}
+
+
+def test_a_record_that_gained_little_serves_its_own_shape_only(tmp_path):
+    records.put(tmp_path, record(m=256, n=256, k=256, seconds=1.95e-3))
+    assert find(tmp_path, m=256, n=256, k=256).source == "exact"
+    assert find(tmp_path, m=300, n=256, k=256).source == "default"
+    records.put(tmp_path, replace(record(m=256, n=256, k=256), default_seconds=None))
+    assert find(tmp_path, m=300, n=256, k=256).source == "nearest"
 
 
 def test_a_tie_goes_to_the_larger_sizes(tmp_path):
@@ -183,3 +204,35 @@ def test_shipped_records_are_whole():
                 assert entry.shape == json.loads(json.dumps(spec.identity(entry.shape)))
                 assert set(entry.config) <= set(spec.tunables) | set(spec.options)
                 assert (entry.machine, entry.kernel) == (path.parent.parent.name, path.parent.name)
+
+
+SHIPPED = Path(__file__).resolve().parents[2] / "tuning_logs"
+
+
+@pytest.mark.parametrize("shipped", records.all_records(SHIPPED), ids=lambda r: f"{r.machine}-{r.kernel}-{r.trials}")
+def test_shipped_records_serve_their_shapes(shipped):
+    """They are of the ops as they are now, legal, and found where that GPU is not."""
+    spec, target = registry.get(shipped.kernel), tvm_tile.target(shipped.target)
+    assert str(target.attrs["arch"]) == shipped.arch
+    problem, choice = choose(spec, shipped.shape, shipped.dtype, target, [SHIPPED])
+    assert choice.source == "exact" and choice.record == shipped and choice.config == shipped.config
+    assert shipped.seconds <= 1.01 * shipped.default_seconds
+    _, func = with_choice(problem, choice, {})
+    assert str(func.attrs["tile.config_source"]) == f"exact: tuned on {shipped.machine} for this shape"
+    # the shape of the record's trials names the same configuration in the database beside it
+    folder = SHIPPED / shipped.machine / shipped.kernel
+    assert any(t["problem"] == problem.identity for t in read_lines(folder / "trials.jsonl"))
+    replayed = [c for f, c, _ in replay(folder, shipped.kernel)]
+    assert len(replayed) == sum(r.kernel == shipped.kernel for r in records.all_records(SHIPPED))
+
+
+def test_compile_uses_a_shipped_record(monkeypatch, tmp_path):
+    from tvm_tile.runtime.toolchain import find_nvcc
+
+    if find_nvcc() is None:
+        pytest.skip("needs nvcc")
+    monkeypatch.chdir(tmp_path)
+    shape = {"batch": 4, "heads": 32, "seq": 4096, "dim": 128, "causal": True}
+    kernel = tvm_tile.compile("flash_attention", shape, target="sm_90", dtype="bfloat16")
+    assert kernel.config_source == "exact: tuned on nvidia-h200 for this shape"
+    assert kernel.config["num_stages"] == 3

@@ -54,7 +54,6 @@ def searched(space: Space, tmp_path, trials: int, seed: int) -> float:
             times.append(seconds(space, config))
             database.add(config, times[-1], {"error": None, "elapsed": 0.0})
             model.add(config, times[-1], {"lowered nothing": 0.0})
-        search.results(configs, times)
     assert len(database.known) == trials and sum(rejections.counts.values()) > 0
     return database.ranking()[0][1]
 

@@ -48,7 +48,7 @@ kernel.export(library)
 tensors, outputs = spec.inputs(shape, dtype)
 expected = spec.reference(shape, dtype, tensors)
 tvm_tile.load(library)(*tensors)
-from tvm_tile.commands.run import compare
+from tvm_tile.ops.compare import compare
 good, report = compare([tensors[i] for i in outputs], expected, spec.tolerance(shape, dtype))
 best = tvm_tile.compile(op, shape=shape, dtype=dtype, target="llvm")
 print(json.dumps([good, config, seconds, best.config, best.config_source]))
@@ -333,7 +333,7 @@ def test_wrong_options_are_refused(store, options, text):
 def test_workers_build_for_any_target(tmp_path):
     """A GPU target travels as JSON: its host and limits are rebuilt in the worker."""
     from tvm_tile.runtime.toolchain import find_nvcc
-    from tvm_tile.tune.session import target_text
+    from tvm_tile.tune.trial import target_text
 
     if find_nvcc() is None:
         pytest.skip("needs nvcc")
@@ -343,7 +343,9 @@ def test_workers_build_for_any_target(tmp_path):
     shape, config = spec.configured({"m": 64, "n": 64, "k": 64}, "float16", "sm_80")
     task = {"spec": spec, "shape": shape, "dtype": "float16", "target": target_text(target), "machine": "sm_80"}
     with Pool(1) as pool:
-        outcome = pool.submit("build", {**task, "config": config, "output": str(tmp_path / "k.so")}, 100).result()
+        outcome = pool.submit(
+            "build", {**task, "config": config, "output": str(tmp_path / "k.so"), "with_features": True}, 100
+        ).result()
     assert outcome.error is None, outcome.message
     assert outcome.value["resources"]["registers"] > 0 and outcome.value["features"]["lowered tensor"] > 0
     assert (tmp_path / "k.so").stat().st_size > 0

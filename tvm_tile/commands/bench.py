@@ -16,10 +16,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+from ..ops.compare import compare
+from ..tune.timing import measure_cpu, measure_gpu
 from . import common
 from .peers import aligned, peers_of
-from .run import compare, format_time
-from .timing import measure_cpu, measure_gpu
+from .run import format_time
 
 #: Bytes that the rotating buffers of a GPU measurement must exceed together, so that no call finds its data in L2.
 ROTATE_BYTES = 256e6

@@ -1,4 +1,4 @@
-"""``tvm-tile log show|best|merge|prune``: what tuning has recorded."""
+"""``tvm-tile log show|best|compare|merge|prune``: what tuning has recorded."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ def add_parser(subparsers) -> None:
     for name, text in (
         ("show", "every trial of an op in a store, fastest first"),
         ("best", "the winners, and which of them a shape gets"),
+        ("compare", "measure the winners of several stores and the untuned configuration side by side"),
         ("merge", "take over the records and trials of other stores"),
         ("prune", "drop failed trials, and all but the fastest of each workload"),
     ):
@@ -24,10 +25,13 @@ def add_parser(subparsers) -> None:
         if name == "merge":
             action.add_argument("sources", nargs="+", metavar="STORE", help="stores to take from; --out receives")
             continue
-        action.add_argument("op", nargs="?", metavar="OP")
+        action.add_argument("op", nargs=None if name == "compare" else "?", metavar="OP")
         if name == "show":
             action.add_argument("--limit", type=int, default=20, help="trials to print (default: 20)")
-        if name == "best":
+        if name == "compare":
+            action.add_argument("--with", dest="others", nargs="*", default=[], metavar="STORE", help="other stores")
+            action.add_argument("--rounds", type=int, default=15, help="measurements of each, in turns (default: 15)")
+        if name in ("best", "compare"):
             action.add_argument("--shape", nargs="*", default=[], action="extend", metavar="K=V")
             action.add_argument("--dtype")
             action.add_argument("--target", default="auto")
@@ -42,7 +46,9 @@ def execute(arguments) -> int:
         raise TileError(f"there is no store {store}", advice="name it with --out, or make one: tvm-tile tune OP")
     if getattr(arguments, "op", None):
         common.find_op(arguments.op)
-    return {"show": _show, "best": _best, "merge": _merge, "prune": _prune}[arguments.action](arguments, store)
+    return {"show": _show, "best": _best, "compare": _compare, "merge": _merge, "prune": _prune}[arguments.action](
+        arguments, store
+    )
 
 
 def _folders(store: Path, op: str | None) -> list[Path]:
@@ -102,6 +108,36 @@ def _best(arguments, store: Path) -> int:
         lines.append("  " + " ".join(f"{k}={v}" for k, v in record.config.items()))
     common.emit(arguments, {"records": [vars(r) for r in found]}, lines or ["no records"])
     return 0
+
+
+def _compare(arguments, store: Path) -> int:
+    from ..runtime.targets import target as resolve
+    from ..tune.progress import time_text
+    from ..tune.side_by_side import compare_stores
+
+    if arguments.rounds < 1:
+        raise TileError(f"--rounds must be at least 1, not {arguments.rounds}")
+    common.need_torch()
+    spec = common.find_op(arguments.op)
+    shape, dtype = common.resolve_shape(spec, arguments.shape), common.resolve_dtype(spec, arguments.dtype)
+    stores = [store, *map(Path, arguments.others)]
+    problem, results = compare_stores(
+        spec, shape, dtype, resolve(arguments.target), stores, rounds=arguments.rounds
+    )  # fmt: skip
+    width = max(len(r.name) for r in results)
+    lines = [problem.title]
+    for result in results:
+        config = " ".join(f"{k}={v}" for k, v in result.config.items())
+        if result.error is not None:
+            lines.append(f"  {result.name:<{width}}  {result.error}: {result.message}  {config}")
+            continue
+        speed = f"{time_text(result.seconds):>10}  {1 / result.ratio:.3f} of the fastest"
+        lines.append(
+            f"  {result.name:<{width}}  {speed}  {config}" + (f"  ({result.message})" if result.message else "")
+        )
+    document = {"workload": problem.identity, "results": [vars(r) for r in results]}
+    common.emit(arguments, document, lines)
+    return 1 if any(r.error for r in results) else 0
 
 
 def _merge(arguments, store: Path) -> int:

@@ -11,7 +11,12 @@ from tvm.tirx import For
 
 from .visit import rewrite, walk
 
-__all__ = ["KernelInfo", "is_tile_function", "kernels_of"]
+__all__ = ["KernelInfo", "const_int", "is_tile_function", "kernels_of"]
+
+
+def const_int(value) -> int | None:
+    """The Python int behind an integer constant or a number, else None."""
+    return int(value) if isinstance(value, int | tirx.IntImm) else None
 
 
 @dataclass

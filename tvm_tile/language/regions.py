@@ -12,6 +12,7 @@ from tvm.sym import Analyzer
 from tvm.tirx import is_buffer_var
 
 from ..errors import TileShapeError, TileTypeError
+from ..ir.kernels import const_int
 
 __all__ = ["Region", "as_region", "check_disjoint", "const_int", "dtype_of", "scope_of", "scope_name", "shape_text"]
 
@@ -23,17 +24,6 @@ _SCOPES = {
     "local": "local",
     "local.var": "variable",
 }
-
-
-def const_int(value) -> int | None:
-    """The Python int behind a constant, else None."""
-    if isinstance(value, bool):
-        return int(value)
-    if isinstance(value, int):
-        return value
-    if isinstance(value, tirx.IntImm):
-        return int(value.value)
-    return None
 
 
 def dtype_of(buffer: Var) -> str:

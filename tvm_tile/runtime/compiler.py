@@ -27,7 +27,8 @@ __all__ = ["compile"]
 
 def compile(  # noqa: A001  the public name
     func_or_module,
-    target="auto",
+    shape_or_target=None,
+    target=None,
     *,
     shape: Mapping[str, Any] | None = None,
     dtype: str | None = None,
@@ -42,10 +43,12 @@ def compile(  # noqa: A001  the public name
     func_or_module : tvm.tirx.PrimFunc, tvm.IRModule, str or OpSpec
         A function of the language (or any schedulable PrimFunc); a module with exactly one PrimFunc; or the name of an
         op of the library, which takes its best known configuration for the shape (see :mod:`tvm_tile.tune.records`).
-    target : str or tvm.target.Target
-        As in :func:`tvm_tile.target`: ``"auto"`` is the GPU here, else this CPU.
+    shape_or_target : dict, str or tvm.target.Target, optional
+        What stands second: the shape of an op, else the target.
+    target : str or tvm.target.Target, optional
+        As in :func:`tvm_tile.target`; by default ``"auto"``, the GPU here, else this CPU.
     shape : dict, optional
-        Shape parameters of an op given by its name; it may also stand second.
+        Shape parameters of an op given by its name.
     dtype : str, optional
         Dtype of such an op.
     lowering : str
@@ -79,11 +82,12 @@ def compile(  # noqa: A001  the public name
     True
     >>> tvm_tile.compile("softmax", shape={"rows": 4, "columns": 10}, target="llvm").name
     'softmax'
+    >>> tvm_tile.compile("softmax", {"rows": 4, "columns": 10}, target="llvm").name
+    'softmax'
     """
     start = time.perf_counter()
     tvm = prepare_tvm()
-    if isinstance(target, Mapping) and shape is None:
-        shape, target = target, "auto"
+    shape, target = _shape_and_target(shape_or_target, shape, target)
     if isinstance(func_or_module, str) or hasattr(func_or_module, "shape_params"):
         from ..tune.apply import tuned_function
 
@@ -124,6 +128,18 @@ def compile(  # noqa: A001  the public name
         raise
     disk.prune()
     return _kernel(entry, start, cached=False)
+
+
+def _shape_and_target(second, shape: Mapping[str, Any] | None, target):
+    """What stands second is one of the two, which must not be given twice."""
+    name = "shape" if isinstance(second, Mapping) else "target"
+    if second is not None:
+        if (shape if name == "shape" else target) is not None:
+            raise TileTypeError(
+                f"compile got its {name} twice", advice='for example compile("gemm", {"m": 64}, target="sm_90")'
+            )
+        shape, target = (second, target) if name == "shape" else (shape, second)
+    return shape, "auto" if target is None else target
 
 
 def _single_function(func_or_module, name: str | None):

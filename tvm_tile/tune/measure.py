@@ -8,15 +8,20 @@ import math
 import statistics
 import time
 from collections import OrderedDict
+from functools import partial
 from typing import Any
 
-__all__ = ["StickyError", "WrongResult", "measure"]
+__all__ = ["StickyError", "WrongResult", "measure", "prepare", "together"]
 
 #: Bytes of inputs that a worker keeps for the next configurations, by device.
 KEEP_BYTES = {"cpu": 2e9, "cuda": 40e9}
 #: Bytes that a GPU's rotating buffers exceed together, so that no call finds its data in L2.
 ROTATE_BYTES = 256e6
 MAX_SETS = 16
+#: Replays of a GPU's graph, at most.
+MAX_ROUNDS = 25
+#: References that a worker keeps: options that are tuned too make shapes of their own.
+KEEP_REFERENCES = 8
 #: A configuration slower than this multiple of the best is measured once: it cannot win.
 HOPELESS = 3.0
 
@@ -40,12 +45,15 @@ def _size(tensors) -> int:
 
 
 def _tensors(spec, shape: dict, dtype: str, device: str, seed: int) -> tuple[str, list, list[int]]:
-    """(key, tensors of a call, positions of the outputs), kept for the next configuration of the same shape."""
+    """(key, tensors of a call, positions of the outputs), kept for the next configuration of the same shape.
+
+    They are made where they are used: a GPU's generator takes milliseconds for what takes a CPU's seconds.
+    """
     import torch
 
     key = json.dumps([spec.name, shape, dtype, device, seed], sort_keys=True)
     if key not in _inputs:
-        _inputs[key] = spec.inputs(shape, dtype, device, torch.Generator().manual_seed(seed))
+        _inputs[key] = spec.inputs(shape, dtype, device, torch.Generator(device).manual_seed(seed))
         while len(_inputs) > 1 and sum(_size(t) for t, _ in _inputs.values()) > KEEP_BYTES[device]:
             dropped, _ = _inputs.popitem(last=False)
             _expected.pop(dropped, None)
@@ -66,13 +74,19 @@ def _poison(tensor) -> None:
 def _reference(key: str, spec, shape: dict, dtype: str, tensors: list) -> list:
     if key not in _expected:
         _expected[key] = spec.reference(shape, dtype, tensors)
-        while len(_expected) > 2:
+        while len(_expected) > KEEP_REFERENCES:
             _expected.popitem(last=False)
     return _expected[key]
 
 
+def prepare(spec, shape: dict, dtype: str, device: str, *, seed: int = 0) -> None:
+    """Make the inputs and the reference of a shape before the first configuration of it comes."""
+    key, tensors, _ = _tensors(spec, shape, dtype, device, seed)
+    _reference(key, spec, shape, dtype, tensors)
+
+
 def _compare(spec, shape: dict, dtype: str, outputs: list, expected: list) -> None:
-    from ..commands.run import compare
+    from ..ops.compare import compare
 
     good, reports = compare(outputs, expected, spec.tolerance(shape, dtype))
     if not good:
@@ -126,8 +140,9 @@ def measure(
         The GPU's context is lost.
     """
     backend = {"cpu": _on_cpu, "cuda": _on_gpu, "rpc": _over_rpc}[device]
+    start = time.perf_counter()
     try:
-        return backend(spec, shape, dtype, library, seed, best, check, budget, rpc)
+        found = backend(spec, shape, dtype, library, seed, best, check, budget, rpc)
     except WrongResult:
         # a wrong kernel may have written into the inputs: the next one gets fresh ones
         _inputs.clear()
@@ -137,6 +152,61 @@ def measure(
         if device == "cuda":
             _raise_if_lost(error)
         raise
+    return {**found, "wall_seconds": time.perf_counter() - start}
+
+
+def together(
+    spec, dtype: str, device: str, kernels: list[tuple[dict, str]], *, seed: int, rounds: int
+) -> list[list[float]]:
+    """Seconds of several kernels that are known to be right, measured in turns.
+
+    Parameters
+    ----------
+    spec, dtype, device, seed
+        As for :func:`measure`, without ``rpc``.
+    kernels : list of (dict, str)
+        The complete shape and the exported kernel of each.
+    rounds : int
+        Measurements of each.
+
+    Returns
+    -------
+    list of list of float
+        Of each kernel one figure a round.
+    """
+    import tvm_tile
+
+    from .timing import measure_cpu, measure_gpu
+
+    rotating: dict[str, list] = {}
+    calls = {}
+    for number, (shape, library) in enumerate(kernels):
+        kernel = tvm_tile.load(library)
+        key, tensors, _ = _tensors(spec, shape, dtype, device, seed)
+        if key not in rotating:
+            rotating[key] = _rotating(tensors) if device == "cuda" else [tensors]
+        calls[number] = [partial(kernel, *one) for one in rotating[key]]
+    if device == "cpu":
+        samples = measure_cpu(calls, rounds)
+    else:
+        import torch
+
+        try:
+            samples, failed = measure_gpu(torch, calls, rounds)
+        except Exception as error:
+            _raise_if_lost(error)
+            raise
+        if failed:
+            raise RuntimeError(next(iter(failed.values())))
+    return [samples[number] for number in calls]
+
+
+def _rotating(tensors: list) -> list[list]:
+    """The tensors of a call and copies of them, larger together than the L2 cache."""
+    sets = [tensors]
+    while sum(map(_size, sets)) < ROTATE_BYTES and len(sets) < MAX_SETS:
+        sets.append([t.clone() for t in tensors])
+    return sets
 
 
 def _raise_if_lost(error: Exception) -> None:
@@ -197,11 +267,11 @@ def _on_gpu(spec, shape, dtype, library, seed, best, check, budget, _rpc):
 
     import tvm_tile
 
+    from .timing import capture, replay
+
     kernel = tvm_tile.load(library)
     key, tensors, outputs = _tensors(spec, shape, dtype, "cuda", seed)
-    sets = [tensors]
-    while sum(map(_size, sets)) < ROTATE_BYTES and len(sets) < MAX_SETS:
-        sets.append([t.clone() for t in tensors])
+    sets = _rotating(tensors)
     expected = None
     if check != "never":
         # before the kernel runs, as on a CPU
@@ -209,30 +279,14 @@ def _on_gpu(spec, shape, dtype, library, seed, best, check, budget, _rpc):
     kernel(*tensors)
     torch.cuda.synchronize()
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for one in sets:
-            kernel(*one)
-    torch.cuda.current_stream().wait_stream(stream)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for one in sets:
-            kernel(*one)
+    graph, launches = capture(torch, [partial(kernel, *one) for one in sets])
     samples: list[float] = []
-    spent, rounds = 0.0, 0
-    while rounds < 4 or (spent < budget and rounds < 50):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        passed = begin.elapsed_time(end) / 1e3
-        spent, rounds = spent + passed, rounds + 1
-        if rounds > 1:  # the first replay warms up
-            samples.append(passed / len(sets))
-        if best is not None and samples and samples[-1] > HOPELESS * best:
+    spent = 0.0
+    while len(samples) < 4 or (spent < budget and len(samples) < MAX_ROUNDS):
+        passed = replay(torch, graph)
+        spent += passed
+        samples.append(passed / launches)
+        if best is not None and samples[-1] > HOPELESS * best:
             break
     del graph
     seconds = statistics.median(samples)

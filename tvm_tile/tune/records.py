@@ -5,7 +5,10 @@ The rule of :func:`lookup`, for a kernel of a given version, dtype and class of 
 1. the record of exactly this shape made on this machine;
 2. else the nearest shape of the same class (all static arguments that are not sizes are equal) on this machine: the
    least sum over the sizes of ``|log2(size / recorded size)|``, where no size differs by more than a factor of
-   :data:`NEAR` and the configuration is legal for the new shape; a tie goes to the record with the larger sizes;
+   :data:`NEAR` and the configuration is legal for the new shape; a tie goes to the record with the larger sizes. Only
+   tunables are taken over: how many slices a sum is split into depends on the sizes, so that the op decides open
+   options for the shape itself. And a record that gained less than :data:`GAIN` over the untuned values is passed over,
+   since those are made for the shape at hand;
 3. else the untuned values of the op.
 
 Without the machine itself (cross-compilation), records of any machine with the same architecture serve, in the order of
@@ -35,6 +38,8 @@ FORMAT = 1
 FILE = "best.json"
 #: Sizes further apart than this factor are not near.
 NEAR = 4.0
+#: Untuned time over tuned time from which a record serves near shapes too.
+GAIN = 1.05
 
 
 @dataclass(frozen=True)
@@ -258,17 +263,29 @@ def lookup(
             if machine is not None and record.machine != machine:
                 continue
             distance = _distance(spec, fixed, sizes, record.shape)
-            if distance is not None and legal(record.config):
+            if distance is not None and _serves(record, shape) and legal(_config(spec, record, shape)):
                 volume = math.prod(max(1, v) for v in spec.shape_class(record.shape)[1].values())
                 found.append((distance, -volume, place, record))
     if not found:
         where = machine or arch
-        return Choice({}, "default", f"untuned values: no record of {spec.name} for this class of shapes on {where}")
+        return Choice({}, "default", f"untuned values: no record of {spec.name} serves this shape on {where}")
     distance, _, _, record = min(found, key=lambda f: (*f[:3], f[3].machine))
+    config = _config(spec, record, shape)
     if record.shape == shape:
-        return Choice(dict(record.config), "exact", f"tuned on {record.machine} for this shape", record)
+        return Choice(config, "exact", f"tuned on {record.machine} for this shape", record)
     text = " ".join(f"{k}={v}" for k, v in spec.shape_class(record.shape)[1].items())
-    return Choice(dict(record.config), "nearest", f"tuned on {record.machine} for the near shape {text}", record)
+    return Choice(config, "nearest", f"tuned on {record.machine} for the near shape {text}", record)
+
+
+def _serves(record: Record, shape: Mapping[str, Any]) -> bool:
+    """Whether a record gained enough for its configuration to be better than one made for the shape."""
+    untuned = record.default_seconds
+    return record.shape == shape or untuned is None or untuned >= GAIN * record.seconds
+
+
+def _config(spec, record: Record, shape: Mapping[str, Any]) -> dict[str, Any]:
+    """What a shape takes of a record: all of it, or for another shape than the record's its tunables."""
+    return {k: v for k, v in record.config.items() if record.shape == shape or k not in spec.options}
 
 
 def _distance(spec, fixed: Mapping, sizes: Mapping[str, int], recorded: Mapping[str, Any]) -> float | None:

@@ -168,9 +168,6 @@ class Sweep:
                 found[self.space.key(config)] = config
         return list(found.values())
 
-    def results(self, configs: list[dict[str, Any]], seconds: list[float | None]) -> None:
-        """Nothing to learn."""
-
 
 class Evolution:
     """MetaSchedule's EvolutionarySearch over a space.
@@ -180,7 +177,7 @@ class Evolution:
     space : Space
         What to search.
     known : mapping
-        Configuration's key -> anything, of those that were measured, kept up to date by the caller.
+        Configuration's key -> anything, of those that are or will be measured, kept up to date by the caller.
     database : tvm.s_tir.meta_schedule.Database
         Where measured records go; the search starts its populations from the best of them.
     model : CostModel
@@ -211,7 +208,7 @@ class Evolution:
         pairs = [p for p in space.problem.spec.coupled if all(n in space.choices for n in p)]
         if pairs:
             mutators[_two_decisions(ms, rng, list(space.choices), pairs)] = 0.4
-        self._ms, self._model, self._empty, self._pending = ms, model, 0, None
+        self._ms, self._model, self._empty = ms, model, 0
         self._context = ms.TuneContext(
             space.workload(),
             target=target,
@@ -254,29 +251,20 @@ class Evolution:
             fresh = {self.space.key(c): c for c in configs if self.space.key(c) not in self.known}
             # the compiler may have refused some while the cost model asked for their features
             fresh = {k: c for k, c in fresh.items() if self.space.reason(c) is None}
-            self._pending = (candidates, [self.space.key(c) for c in configs])
+            self._answer(candidates)
             if fresh:
                 self._empty = 0
                 return list(fresh.values())[:count]
             self._empty += 1
-            self._notify({})
         return self.rest.batch(count)
 
-    def results(self, configs: list[dict[str, Any]], seconds: list[float | None]) -> None:
-        """Tell the search how the last batch went; None stands for a failure."""
-        self._notify({self.space.key(c): s for c, s in zip(configs, seconds, strict=True)})
+    def _answer(self, candidates) -> None:
+        """MetaSchedule wants as many results as it gave candidates before it gives the next ones.
 
-    def _notify(self, seconds: dict[tuple, float | None]) -> None:
-        """MetaSchedule wants a result for every candidate, also for those that were measured in an earlier run."""
-        if self._pending is None:
-            return
-        candidates, keys = self._pending
-        self._pending = None
-        result = self._ms.runner.RunnerResult
-        answers = []
-        for key in keys:
-            found = seconds.get(key)
-            answers.append(result([found], None) if found is not None else result(None, "not measured or failed"))
+        It only counts them. What was measured reaches its populations through the database and the cost model, as soon
+        as it is known, so that the next candidates can be asked for while earlier ones are still being measured.
+        """
+        answers = [self._ms.runner.RunnerResult(None, "measured apart") for _ in candidates]
         with deferred():
             self._context.notify_runner_results(candidates, answers)
 

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
-import json
-import shutil
-import tempfile
 import time
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,37 +16,21 @@ from . import records
 from .cost_model import CostModel
 from .database import Database, locked
 from .features import own_features
-from .process import Outcome, Pool
+from .process import Outcome
 from .progress import Progress, Silent
 from .records import Record
 from .report import Report
 from .search import Evolution, Rejections, Sweep
+from .side_by_side import Result, measure_again
 from .space import Problem, Space, machine_of
+from .trial import REFUSALS, Trial, failure_kind, first_line, now
+from .workshop import Workshop
 
 __all__ = ["run", "tune"]
 
-#: Errors of a build that mean "this configuration does not exist", not "the compiler failed".
-REFUSALS = ("TileError", "TileTypeError", "TileShapeError", "TileResourceError", "TileTargetError", "TileSyntaxError")
-#: Configurations that are measured again, side by side, to pick the winner.
-FINALISTS = 4
-
-
-@dataclass
-class Trial:
-    """One configuration on its way."""
-
-    config: dict[str, Any]
-    key: tuple
-    library: str
-    seconds: float | None = None
-    error: str | None = None
-    message: str = ""
-    built: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def refused(self) -> bool:
-        """The compiler says that it does not exist: not a trial."""
-        return self.error in REFUSALS
+#: Configurations that are measured again, side by side, to pick the winner: at most so many, and none whose first
+#: measurement was slower than the best by more than this factor.
+FINALISTS, NEAR = 8, 1.1
 
 
 def tune(
@@ -170,20 +149,14 @@ def run(
             advice="use --rpc-tracker, or another target",
         )
     device = "rpc" if rpc else "cuda" if kind == "cuda" else "cpu"
-    cores = thread_count()
+    cores = workers or thread_count()
     session = Session(
-        space,
-        where,
-        device,
-        rpc,
-        timeout,
-        build_timeout,
-        workers or cores,
-        batch or max(4, min(8, trials // 4)),
-        seed,
-        strategy,
-        progress or Silent(),
-    )
+        space, where, batch or max(4, min(8, trials // 4)), seed, strategy, progress or Silent(),
+        partial(
+            Workshop, space, where, device, rpc=rpc, timeout=timeout, build_timeout=build_timeout, workers=cores,
+            seed=seed,
+        ),
+    )  # fmt: skip
     folder = Path(out) / name / spec.name
     with locked(folder):
         return session.run(folder, trials, resume, name, Path(out))
@@ -201,22 +174,19 @@ def _tracker(address: str | None, key: str, timeout: float, kind: str) -> dict[s
 class Session:
     """One run; made by :func:`run`."""
 
-    def __init__(
-        self, space, target, device, rpc, timeout, build_timeout, workers, batch, seed, strategy, progress
-    ) -> None:  # fmt: skip
-        self.space, self.problem, self.target = space, space.problem, target
-        self.device, self.rpc, self.timeout, self.build_timeout = device, rpc, timeout, build_timeout
-        self.workers, self.batch, self.seed, self.strategy = workers, batch, seed, strategy
-        self.progress = progress
+    def __init__(self, space, target, batch, seed, strategy, progress, workshop) -> None:
+        self.space, self.problem, self.target, self.batch = space, space.problem, target, batch
+        self.seed, self.strategy, self.progress, self._open_workshop = seed, strategy, progress, workshop
         self.flops = float(self.problem.spec.flops(self.problem.configured()[0]))
         self.rejections = Rejections()
         self.failures: Counter[str] = Counter()
         self.examples: dict[str, str] = {}
         self.lowered: dict[tuple, dict | None] = {}
+        #: Configuration's key -> (future, trial), of those that are on their way.
+        self.flying: dict[tuple, tuple[Future, Trial]] = {}
         self.best: float | None = None
         self.fresh = 0
         self.interrupted = False
-        self._count = 0
 
     # ---- the run
 
@@ -225,29 +195,23 @@ class Session:
         self.start = time.monotonic()
         self.database = Database(folder, self.space, self.target)
         self._earlier(resume)
-        self.scratch = Path(tempfile.mkdtemp(prefix="tvm_tile_tune_"))
-        # kernels on a CPU use all its cores: a worker that builds keeps to one
-        self.builders = Pool(self.workers, {"OMP_NUM_THREADS": "1"} if self.device != "cpu" else None)
-        self.runner = Pool(1)
-        self.model = CostModel(
-            partial(own_features, self.space), self._lowered, budget=max(self.batch, 4 * self.workers), seed=self.seed
-        )
-        try:
+        with self._open_workshop() as self.workshop:
+            self.model = CostModel(
+                partial(own_features, self.space), self._lowered,
+                budget=max(self.batch, 4 * self.workshop.workers), seed=self.seed,
+            )  # fmt: skip
             try:
                 self._search(trials)
             except KeyboardInterrupt:
                 self.interrupted = True
                 self.progress.message("interrupted: checking the best so far (Ctrl-C again to leave at once)")
-                self._restart_pools()
+                self.flying.clear()
+                self.workshop.restart()
             self.progress.finish()
             seconds_per_trial = (time.monotonic() - self.start) / max(1, self.fresh)
             record = None
             with contextlib.suppress(KeyboardInterrupt) if self.interrupted else contextlib.nullcontext():
                 record = self._final(machine, store)
-        finally:
-            self.builders.close()
-            self.runner.close()
-            shutil.rmtree(self.scratch, ignore_errors=True)
         legal = self.space.legal
         return Report(
             title=f"{self.problem.title} on {machine}",
@@ -290,11 +254,12 @@ class Session:
 
     def _search(self, trials: int) -> None:
         known = self.database.known
+        taken = ChainMap(known, self.flying)
         if self.strategy == "sweep":
-            search = Sweep(self.space, known, self.rejections, seed=self.seed)
+            search = Sweep(self.space, taken, self.rejections, seed=self.seed)
         else:
             search = Evolution(
-                self.space, known, self.database.meta, self.model, self.database.target, self.rejections,
+                self.space, taken, self.database.meta, self.model, self.database.target, self.rejections,
                 batch=self.batch, seed=self.seed,
             )  # fmt: skip
         for key, seconds in known.items():
@@ -302,15 +267,32 @@ class Session:
         # the untuned configuration first: what is found is never worse than it
         default = self.space.default
         if self.space.key(default) not in known and self.space.reason(default) is None:
-            self._measure_all([default], trials)
-        while len(known) < trials:
-            configs = search.batch(min(self.batch, trials - len(known)))
-            if not configs:
-                self.progress.message("every legal configuration is measured")
+            self._launch([default])
+        while True:
+            while (room := min(self._room(), trials - len(taken))) > 0 and (configs := search.batch(room)):
+                self._launch(configs)
+            # what the compiler refuses is no trial: the end is only known when nothing is on its way
+            if not self.flying:
                 break
-            done = self._measure_all(configs, trials)
-            search.results([t.config for t in done], [t.seconds for t in done])
+            wait([future for future, _ in self.flying.values()], timeout=0.5, return_when=FIRST_COMPLETED)
+            for future, trial in list(self.flying.values()):
+                if future.done():
+                    self._finish(trial, *future.result())
+                    del self.flying[trial.key]
+            self._show(trials)
+        if len(known) < trials:
+            self.progress.message("every legal configuration is measured")
         self._show(trials)
+
+    def _room(self) -> int:
+        """For how many more configurations to ask the search now."""
+        workers, flying = self.workshop.workers, len(self.flying)
+        if self.workshop.device == "cpu":
+            return 0 if flying else self.batch
+        if self.strategy == "sweep":
+            return 2 * workers - flying
+        # enough for every worker, but no more: the fewer are on their way, the more does the search know
+        return self.batch if flying + self.batch <= max(self.batch * 3 // 2, workers) else 0
 
     def _show(self, trials: int) -> None:
         self.progress.update(
@@ -320,86 +302,32 @@ class Session:
 
     # ---- measuring
 
-    def _measure_all(self, configs: list[dict[str, Any]], trials: int) -> list[Trial]:
-        """Build in parallel and measure one after another; on other devices than this CPU while others still build."""
-        jobs = [self._trial(c) for c in configs]
-        waiting: dict[Future, tuple[Trial, str]] = {self._build(t): (t, "build") for t in jobs}
-        ready: list[Trial] = []
-        done: list[Trial] = []
-        while waiting or ready:
-            if ready and (self.device != "cpu" or not waiting):
-                # on this CPU a build beside it would disturb the measurement, and so would a second measurement
-                batch, ready = (ready, []) if self.device != "cpu" else (ready[:1], ready[1:])
-                waiting |= {self._measure(t): (t, "measure") for t in batch}
-            finished, _ = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
-            for future in finished:
-                trial, stage = waiting.pop(future)
-                outcome = future.result()
-                if stage == "build" and outcome.error is None:
-                    trial.built = outcome.value
-                    self.lowered[trial.key] = trial.built["features"]
-                    ready.append(trial)
-                    continue
-                self._finish(trial, stage, outcome)
-                done.append(trial)
-            self._show(trials)
-        return done
-
-    def _trial(self, config: dict[str, Any]) -> Trial:
-        self._count += 1
-        return Trial(config, self.space.key(config), str(self.scratch / f"kernel_{self._count}.so"))
-
-    def _build(self, trial: Trial) -> Future:
-        return self.builders.submit("build", {**self._task(trial.config), "output": trial.library}, self.build_timeout)
-
-    def _task(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        shape, tunables = self.problem.configured(config)
-        return {
-            "spec": self.problem.spec,
-            "shape": shape,
-            "dtype": self.problem.dtype,
-            "target": target_text(self.target),
-            "machine": self.problem.target,
-            "config": tunables,
-        }
-
-    def _measure(self, trial: Trial, *, seed: int | None = None, check: str = "if best", budget: float = 0.4) -> Future:
-        shape, _ = self.problem.configured(trial.config)
-
-        def arguments() -> dict[str, Any]:
-            return {
-                "spec": self.problem.spec,
-                "shape": shape,
-                "dtype": self.problem.dtype,
-                "library": trial.library,
-                "device": self.device,
-                "seed": self.seed if seed is None else seed,
-                "best": self.best,
-                "check": check,
-                "budget": budget,
-                "rpc": self.rpc,
-            }
-
-        return self.runner.submit("measure", arguments, self.timeout + (self.timeout if check == "always" else 0))
+    def _launch(self, configs: list[dict[str, Any]]) -> None:
+        for config in configs:
+            trial = self.workshop.trial(config)
+            future = self.workshop.try_out(trial, lambda: self.best, features=trial.key not in self.lowered)
+            self.flying[trial.key] = (future, trial)
 
     def _finish(self, trial: Trial, stage: str, outcome: Outcome) -> None:
         """Record how a trial ended, at once."""
         trial.error, trial.message = outcome.error, outcome.message
         Path(trial.library).unlink(missing_ok=True)
+        if trial.built.get("features") is not None:
+            self.lowered[trial.key] = trial.built["features"]
         if outcome.error is None:
             trial.seconds = float(outcome.value["seconds"])
             self.best = trial.seconds if self.best is None else min(self.best, trial.seconds)
         elif stage == "build" and trial.refused:
-            self.space.refused[trial.key] = _first_line(trial.message)
-            self.rejections.add(trial.key, _first_line(trial.message))
+            self.space.refused[trial.key] = first_line(trial.message)
+            self.rejections.add(trial.key, first_line(trial.message))
             return
         elif outcome.error in ("worker", "cancelled"):
             # not the configuration's fault
             raise TileError(outcome.message or "the run was closed")
         else:
-            trial.error = _kind(stage, outcome.error)
+            trial.error = failure_kind(stage, outcome.error)
             self.failures[trial.error] += 1
-            self.examples.setdefault(trial.error, _first_line(outcome.message))
+            self.examples.setdefault(trial.error, first_line(outcome.message))
         self.fresh += 1
         resources = trial.built.get("resources") or {}
         self.database.add(
@@ -407,13 +335,14 @@ class Session:
             trial.seconds,
             {
                 "error": trial.error,
-                "message": _first_line(trial.message),
+                "message": first_line(trial.message),
                 "build_seconds": trial.built.get("seconds"),
+                "measure_seconds": (outcome.value or {}).get("wall_seconds") if stage == "measure" else None,
                 "registers": resources.get("registers"),
                 "spill_bytes": resources.get("spill_bytes"),
                 "shared_bytes": resources.get("shared_bytes"),
                 "elapsed": round(time.monotonic() - self.start, 3),
-                "date": _now(),
+                "date": now(),
             },
         )
         self.model.add(trial.config, trial.seconds, self.lowered.get(trial.key))
@@ -421,104 +350,59 @@ class Session:
     def _lowered(self, configs: list[dict[str, Any]]) -> list[dict[str, float] | None]:
         """Features of lowered kernels, from the building processes; what the compiler refuses is illegal."""
         wanted = {self.space.key(c): c for c in configs if self.space.key(c) not in self.lowered}
-        futures = {k: self.builders.submit("features", self._task(c), self.build_timeout) for k, c in wanted.items()}
+        futures = {key: self.workshop.features(config) for key, config in wanted.items()}
         for key, future in futures.items():
             outcome = future.result()
             self.lowered[key] = outcome.value
             if outcome.error in REFUSALS:
-                reason = _first_line(outcome.message)
+                reason = first_line(outcome.message)
                 self.space.refused[key] = reason
                 self.rejections.add(key, reason)
         return [self.lowered[self.space.key(c)] for c in configs]
 
     # ---- the end
 
-    def _restart_pools(self) -> None:
-        self.builders.close()
-        self.runner.close()
-        self.builders, self.runner = Pool(self.workers), Pool(1)
-
     def _final(self, machine: str, store: Path) -> Record | None:
-        """Measure the best few again, side by side with the untuned one, on fresh inputs; the first right one wins."""
+        """Measure the best few and the untuned one again, side by side, on fresh inputs; the fastest right one wins."""
         default = self.space.key(self.space.default)
         default_seconds: float | None = None
-        wrong: list[dict[str, Any]] = []
-        good: list[tuple[float, dict[str, Any]]] = []
-        for config, _ in self.database.ranking():
-            is_default = self.space.key(config) == default
-            if len(good) >= FINALISTS and not (is_default and default_seconds is None):
-                continue
-            seconds = self._again(config, wrong)
-            if seconds is None:
-                continue
-            good.append((seconds, config))
-            if is_default:
-                default_seconds = seconds
-        if wrong:
-            self.database.drop(wrong)
-        if not good:
-            return None
-        seconds, config = min(good, key=lambda g: g[0])
-        shape, tunables = self.problem.configured(config)
-        full = {**{n: shape[n] for n in self.problem.spec.options if n in config}, **tunables}
+        good: list[Result] = []
+        tested: set[tuple] = set()
+        while not good:
+            entries = [(c, s) for c, s in self.database.ranking() if self.space.key(c) not in tested]
+            chosen = [c for c, s in entries[:FINALISTS] if s <= NEAR * entries[0][1]]
+            if not chosen:
+                return None
+            if default not in map(self.space.key, chosen):
+                chosen += [c for c, _ in entries if self.space.key(c) == default]
+            tested |= {self.space.key(c) for c in chosen}
+            results = measure_again(self.workshop, {str(self.space.key(c)): c for c in chosen})
+            for message in {r.message for r in results if r.error is None and r.message}:
+                self.progress.message(message)
+            wrong = [r for r in results if r.error is not None]
+            for result in wrong:
+                self.failures[result.error] += 1
+                self.examples.setdefault(result.error, result.message)
+                text = " ".join(f"{k}={v}" for k, v in result.config.items())
+                self.progress.message(f"dropped {text}: {result.message or result.error}")
+            if wrong:
+                self.database.drop([r.config for r in wrong])
+            good = [r for r in results if r.error is None]
+            for result in good:
+                if self.space.key(result.config) == default:
+                    default_seconds = result.seconds
+        best = min(good, key=lambda result: result.ratio)
+        shape, tunables = self.problem.configured(best.config)
+        full = {**{n: shape[n] for n in self.problem.spec.options if n in best.config}, **tunables}
         record = Record(
             **{**self.problem.identity, "shape": dict(self.problem.shape)},
             arch=str(self.target.attrs["arch"]) if self.target.kind.name == "cuda" else "llvm",
             machine=machine,
             config=full,
-            seconds=seconds,
+            seconds=best.seconds,
             default_seconds=default_seconds,
             trials=len(self.database.known),
-            date=_now()[:10],
+            date=now()[:10],
         )
         records.put(store, record)
         return record
-
-    def _again(self, config: dict[str, Any], wrong: list[dict[str, Any]]) -> float | None:
-        """Build and measure once more with other inputs; a wrong result is noted."""
-        trial = self._trial(config)
-        outcome = self._build(trial).result()
-        if outcome.error is None:
-            best, self.best = self.best, None
-            outcome = self._measure(trial, seed=self.seed + 1, check="always", budget=0.8).result()
-            self.best = best
-            Path(trial.library).unlink(missing_ok=True)
-        if outcome.error is None:
-            return float(outcome.value["seconds"])
-        kind = _kind("measure", outcome.error)
-        self.failures[kind] += 1
-        self.examples.setdefault(kind, _first_line(outcome.message))
-        self.progress.message(
-            f"dropped {' '.join(f'{k}={v}' for k, v in config.items())}: {_first_line(outcome.message) or kind}"
-        )
-        wrong.append(config)
-        return None
-
-
-def target_text(target) -> str:
-    """A target as workers rebuild it; on the same machine they find the same CPU features."""
-    from ..ir.kernels import plain
-    from ..runtime.targets import host_target
-
-    if target.kind.name != "cuda" and str(target) == str(host_target()):
-        return "llvm"
-    return json.dumps(plain(dict(target.export())))
-
-
-def _kind(stage: str, error: str) -> str:
-    """Kind of failure for people."""
-    if error == "WrongResult":
-        return "wrong result"
-    if error == "sticky":
-        return "GPU context lost"
-    if error in ("timeout", "crash"):
-        return f"{stage} {error}"
-    return f"{stage} error"
-
-
-def _first_line(text: str) -> str:
-    return (text.strip().splitlines() or [""])[0][:300]
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")

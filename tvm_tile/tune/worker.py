@@ -17,20 +17,22 @@ __all__ = ["TASKS", "main"]
 _HEADER = struct.Struct("<Q")
 
 
-def build(spec, shape: dict, dtype: str, target: str, machine: str, config: dict, output: str) -> dict[str, Any]:
+def build(
+    spec, shape: dict, dtype: str, target: str, machine: str, config: dict, output: str, with_features: bool
+) -> dict:
     """Compile a configuration and write its library.
 
     Returns
     -------
     dict
-        ``seconds`` of the build, ``resources`` of the kernel, ``features`` of its lowered form.
+        ``seconds`` of the build, ``resources`` of the kernel, ``features`` of its lowered form where wanted.
     """
     import tvm_tile
 
     start = time.perf_counter()
     func = spec.make(shape, dtype, machine, **config)
     where = _target(target)
-    features = _features(func, where)
+    features = _features(func, where) if with_features else None
     kernel = tvm_tile.compile(func, where)
     kernel.export(output)
     return {
@@ -73,7 +75,21 @@ def measure(**arguments) -> dict[str, Any]:
     return run(**arguments)
 
 
-TASKS = {"build": build, "features": features, "measure": measure}
+def prepare(**arguments) -> None:
+    """See :func:`tvm_tile.tune.measure.prepare`."""
+    from .measure import prepare as run
+
+    run(**arguments)
+
+
+def together(**arguments) -> list[list[float]]:
+    """See :func:`tvm_tile.tune.measure.together`."""
+    from .measure import together as run
+
+    return run(**arguments)
+
+
+TASKS = {"build": build, "features": features, "measure": measure, "prepare": prepare, "together": together}
 
 
 def _text(error: Exception) -> str:

@@ -16,6 +16,7 @@ from tvm.ir import Call, Expr, PointerType, PrimType, Var
 from tvm.tirx import ForKind
 from tvm.tirx.buffer import buffer_data
 
+from ...ir.kernels import const_int
 from ...ir.visit import walk
 
 CACHE_LINE = 64  # bytes; alignment of every scratch buffer
@@ -162,15 +163,6 @@ def sequence(statements: list[tirx.Stmt]) -> tirx.Stmt:
 def flat_buffer(count, dtype: str, name: str) -> Var:
     """Declare (not allocate) a one-dimensional buffer."""
     return tirx.decl_buffer((count,), dtype, name=name, scope="global", data_alignment=CACHE_LINE)
-
-
-def const_int(value) -> int | None:
-    """The value of an integer constant, else None."""
-    if isinstance(value, bool | int):
-        return int(value)
-    if isinstance(value, tirx.IntImm):
-        return int(value)
-    return None
 
 
 def as_expr(value, dtype: str) -> Expr:

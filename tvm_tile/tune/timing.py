@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 
-__all__ = ["measure_cpu", "measure_gpu"]
+__all__ = ["capture", "measure_cpu", "measure_gpu", "replay"]
 
 #: Pause between CPU measurements (seconds): thread pools spin for a while after their work.
 SETTLE = 0.01
@@ -67,20 +67,21 @@ def measure_gpu(torch, calls: dict, rounds: int) -> tuple[dict[str, list[float]]
     graphs, failed = {}, {}
     for name, rotating in calls.items():
         try:
-            graphs[name] = _capture(torch, rotating)
+            graphs[name] = capture(torch, rotating)
         except Exception as error:  # a call that synchronises cannot be captured
             torch.cuda.synchronize()
             failed[name] = (str(error).splitlines() or [type(error).__name__])[0]
     samples: dict[str, list[float]] = {name: [] for name in graphs}
     for number in range(rounds + 1):
         for name, (graph, count) in graphs.items():
-            seconds = _replay(torch, graph) / count
+            seconds = replay(torch, graph) / count
             if number:  # the first round warms up
                 samples[name].append(seconds)
     return samples, failed
 
 
-def _replay(torch, graph) -> float:
+def replay(torch, graph) -> float:
+    """Seconds of one replay of a CUDA graph."""
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     begin.record()
     graph.replay()
@@ -89,8 +90,8 @@ def _replay(torch, graph) -> float:
     return begin.elapsed_time(end) / 1e3
 
 
-def _capture(torch, rotating: list):
-    """(graph, launches in it)."""
+def capture(torch, rotating: list):
+    """(CUDA graph of calls on different buffers in turns that lasts long enough, launches in it)."""
 
     def record(count: int):
         graph = torch.cuda.CUDAGraph()
@@ -107,8 +108,8 @@ def _capture(torch, rotating: list):
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
     graph = record(1)
-    _replay(torch, graph)
-    once = _replay(torch, graph)
+    replay(torch, graph)
+    once = replay(torch, graph)
     # whole turns over the buffers
     turns = min(SHORTEST_GPU / max(once, 1e-7), LONGEST_GRAPH) / len(rotating)
     count = len(rotating) * max(1, round(turns))
