@@ -238,6 +238,34 @@ def test_what_is_written_must_not_share_memory_with_another_argument(kind):
     np.testing.assert_array_equal(np.asarray(out), np.asarray(a)[:64][::-1] + np.asarray(a)[64:])
     with pytest.raises(tvm_tile.CallError, match=r"argument 3 \(C\) is written .* shares memory with argument 1 \(A\)"):
         kernel(a[:64], out, a[:64])
+    for start in (1, 17, 63):
+        with pytest.raises(tvm_tile.CallError, match=r"argument 3 \(C\) is written .* argument 1 \(A\)"):
+            kernel(a[start : start + 64], out, a[:64])
+        with pytest.raises(tvm_tile.CallError, match=r"argument 3 \(C\) is written .* argument 2 \(B\)"):
+            kernel(out, a[:64], a[start : start + 64])
+    kernel(a[:64], a[1:65], out)  # overlapping inputs
+
+
+@pytest.mark.parametrize("kind", ["torch", "numpy"])
+def test_views_whose_elements_lie_between_each_others_may_be_written(kind):
+    @T.prim_func
+    def halves(
+        A: T.Tensor((8, 4), "float32"),
+        B: T.StridedTensor((8, 4), (8, 1), "float32"),
+        C: T.StridedTensor((8, 4), (8, 1), "float32"),
+    ):
+        with T.Kernel(1, threads=32) as bx:
+            for i, j in T.Parallel(8, 4):
+                B[i, j] = A[i, j] + 1
+                C[i, j] = A[i, j] * 2
+
+    kernel = tvm_tile.compile(halves, "llvm")
+    a = torch.randn(8, 4) if kind == "torch" else np.random.default_rng(0).standard_normal((8, 4)).astype("float32")
+    out = torch.full((8, 8), torch.nan) if kind == "torch" else np.full((8, 8), np.nan, "float32")
+    kernel(a, out[:, :4], out[:, 4:])
+    np.testing.assert_array_equal(np.asarray(out), np.concatenate([np.asarray(a) + 1, np.asarray(a) * 2], 1))
+    with pytest.raises(tvm_tile.CallError, match=r"argument 2 \(B\) is written"):
+        kernel(a, out[:, :4], out[:, :4])
 
 
 def test_an_ops_shape_may_stand_second_beside_the_targets_name():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 from typing import Any
 
@@ -121,10 +122,11 @@ def _check_overlaps(name: str, tensors: list[tuple[int, Parameter, Described]]) 
     for i, parameter, described in tensors:
         if described.address is None or 0 in described.shape:
             continue
-        strides = described.strides if described.strides is not None else compact_strides(described.shape)
-        reach = sum((n - 1) * s for n, s in zip(described.shape, strides, strict=True)) + 1
+        # elements of views with strides may lie between each other's: of those only a common start is certain
+        compact = parameter.strides is None
         size = max(1, tvm_ffi.dtype(described.dtype).itemsize)
-        spans.append((i, parameter, described.address, described.address + reach * size))
+        reach = size * math.prod(described.shape) if compact else 1
+        spans.append((i, parameter, described.address, described.address + reach))
     for i, parameter, start, stop in spans:
         for other, other_parameter, low, high in spans:
             if other != i and parameter.written and start < high and low < stop:

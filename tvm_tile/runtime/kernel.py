@@ -22,6 +22,16 @@ from .signature import Signature
 __all__ = ["Artifacts", "Kernel"]
 
 
+def _overlap(spans: list[tuple[int, int]]) -> bool:
+    """Whether any two of some (address, bytes) have memory in common."""
+    end = 0
+    for start, size in sorted(spans):
+        if start < end:
+            return True
+        end = start + size
+    return False
+
+
 @dataclass
 class Artifacts:
     """What is known of a kernel beside its code: files of its cache entry, and the facts that went into them."""
@@ -48,8 +58,8 @@ class Kernel:
     Python numbers for scalars. Nothing is copied; results are written into the tensors given. On a GPU the kernel runs
     on torch's current stream. Arguments that do not fit raise :class:`tvm_tile.CallError` before anything runs.
 
-    A tensor that the kernel writes must share no memory with another argument. Torch and NumPy tensors that start at
-    the same address are refused; partial overlaps are not looked for.
+    A tensor that the kernel writes must share no memory with another argument: torch and NumPy tensors that overlap are
+    refused (those with declared strides, whose elements may lie between each other's, where they start together).
 
     Made by :func:`tvm_tile.compile` and :func:`tvm_tile.load`.
     """
@@ -67,7 +77,9 @@ class Kernel:
         self._written = [i for i, p in enumerate(signature.parameters) if p.is_tensor and p.written]
         # On a GPU vector and TMA accesses need aligned tensors, which the host code does not check.
         gpu = signature.device == "cuda"
-        self._tensors = [(i, p.align - 1 if gpu else 0) for i, p in enumerate(signature.parameters) if p.is_tensor]
+        self._tensors = [
+            (i, p.align - 1 if gpu else 0, p.strides is None) for i, p in enumerate(signature.parameters) if p.is_tensor
+        ]
 
     # ---- call
 
@@ -96,10 +108,10 @@ class Kernel:
         """NumPy arrays wrapped, and the types of tensors that pass as they are remembered."""
         self._learn_types()
         prepared = list(args)
-        addresses = []
+        spans = []
         for i, value in enumerate(args):
             if isinstance(value, np.ndarray):
-                addresses.append(value.__array_interface__["data"][0])
+                spans.append((value.__array_interface__["data"][0], value.nbytes if value.flags.c_contiguous else 1))
                 if i in self._written and not value.flags.writeable:
                     check_arguments(self.signature, args)
                 try:
@@ -107,27 +119,27 @@ class Kernel:
                 except Exception:
                     check_arguments(self.signature, args)
                     raise
-        if self._written and len(set(addresses)) != len(addresses):
+        if self._written and _overlap(spans):
             check_arguments(self.signature, args)
         return tuple(prepared)
 
     def _check_memory(self, args: tuple) -> None:
         """What the host code cannot see of torch tensors: lazy negation, alignment for the GPU, shared memory."""
-        addresses = []
+        spans = []
         try:
-            for position, mask in self._tensors:
+            for position, mask, compact in self._tensors:
                 value = args[position]
                 if type(value) in self._torch_types:
                     address = value.data_ptr()
                     # The export by DLPack ignores the bit of a lazily negated view: its values would be wrong.
                     if address & mask or value.is_neg():
                         check_arguments(self.signature, args)
-                    addresses.append(address)
+                    spans.append((address, value.nbytes if compact else 1))
         except RuntimeError:  # a tensor without memory of its own (meta, fake)
             check_arguments(self.signature, args)
             raise
         # Kernels are compiled for tensors that share no memory with what they write.
-        if self._written and len(set(addresses)) != len(addresses):
+        if self._written and _overlap(spans):
             check_arguments(self.signature, args)
 
     def _learn_types(self) -> None:
