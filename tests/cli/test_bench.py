@@ -177,3 +177,20 @@ def test_stored_figures_can_be_drawn():
     for file in sorted((ROOT / "tuning_logs").glob("*/bench/*.json")):
         for document in json.loads(file.read_text()):
             assert document["correct"] and plot.label(document) and max(plot.shares(document).values()) == 1
+
+
+def test_other_tunables_beside(tool):
+    """The same kernel with another depth is a peer; one that is refused is skipped with the reason."""
+    shape = ("--shape", "m=64", "n=64", "k=64", "--dtype", "float32", "--config", "block_M=32")
+    code, out, err = tool(
+        "bench", "gemm", *shape, "--target", "llvm", "--rounds", "2", "--peers", "--json", "--beside", "num_stages=0",
+        "--beside", "block_N=32", "num_stages=1", "--beside", "threads=77",
+    )  # fmt: skip
+    assert code == 0, err
+    document = json.loads(out)
+    assert set(document["results"]) == {"tvm_tile", "num_stages=0", "block_N=32,num_stages=1"} | (
+        {"threads=77"} - set(document["skipped"])
+    )
+    for name, result in document["results"].items():
+        assert result["agrees"] and result["ratio"] > 0, name
+    assert document["config"]["block_M"] == 32

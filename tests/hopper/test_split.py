@@ -291,3 +291,15 @@ def test_an_extended_rule_list_keeps_the_roles():
     assert kernel_views(decide(func, machine(2), extended))[0].split
     only_mma = default_rules(machine(2), ("mma",))
     assert not kernel_views(decide(func, machine(2), only_mma))[0].split
+
+
+@pytest.mark.parametrize(("block", "kept"), [(32, 176), (64, 176), (128, 176), (256, 48)])
+def test_kept_columns_leave_room_for_the_scores(block, kept):
+    """Of 168 registers the scores take half a column each, and 28 are needed otherwise."""
+    from tvm_tile.schedule.split import split_roles
+
+    made, _ = split_roles(chain(block, 2), machine(2))
+    view = kernel_views(made)[0]
+    shapes = {b.name: [int(e) for e in b.ty.shape] for b in view.buffers("local.fragment")}
+    assert shapes["Q_s_kept"] == [QUERIES, kept]
+    assert kept // 4 + block // 2 + 28 <= 168

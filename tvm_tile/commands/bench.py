@@ -33,6 +33,14 @@ def add_parser(subparsers) -> None:
     common.add_op_options(parser, optional=True)
     parser.add_argument("--all", nargs="?", const="default", metavar="LIST", help="a named list of shapes instead")
     parser.add_argument("--peers", nargs="*", help="peers to measure (default: all; give none for the kernel alone)")
+    parser.add_argument(
+        "--beside",
+        nargs="+",
+        action="append",
+        default=[],
+        metavar="K=V",
+        help="the same kernel with other tunables as one more peer, for example num_stages=0 (may be repeated)",
+    )
     parser.add_argument("--rounds", type=int, default=11, help="interleaved measurements of each (default: 11)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the random inputs")
     parser.add_argument(
@@ -96,6 +104,18 @@ def bench(arguments) -> dict:
     calls = {"tvm_tile": [_bind(kernel, t) for t, _ in data]}
     skipped: dict[str, str] = {}
     agrees: dict[str, bool | None] = {"tvm_tile": passed}
+    for changes in arguments.beside:
+        name = ",".join(changes)
+        try:
+            other = tvm_tile.compile(_changed(arguments, changes, target), target)
+        except common.TileError as error:  # a configuration that does not fit
+            skipped[name] = str(error).splitlines()[0]
+            continue
+        for i in outputs:
+            tensors[i].fill_(float("nan") if tensors[i].dtype.is_floating_point else 0)
+        other(*tensors)
+        agrees[name] = compare([tensors[i] for i in outputs], expected, tolerance)[0]
+        calls[name] = [_bind(other, t) for t, _ in data]
     for name, make in peers.items():
         try:
             made = [make(shape, dtype, t) for t, _ in data]
@@ -153,6 +173,14 @@ def bench(arguments) -> dict:
         document["file"] = str(Path(out) / machine / "bench" / f"{spec.name}.json")
         _keep(Path(document["file"]), document)
     return document
+
+
+def _changed(arguments, changes: list[str], target):
+    """The function with some tunables changed."""
+    names = {change.partition("=")[0] for change in changes}
+    kept = [c for c in arguments.config or [] if c.partition("=")[0] not in names]
+    values = {**vars(arguments), "config": [*kept, *changes]}
+    return common.prepare(type(arguments)(**values), target).function
 
 
 def _bind(kernel, tensors):

@@ -19,14 +19,14 @@ from .analysis import GLOBAL, SHARED, KernelView, Scope, Site, dtype_bits
 
 __all__ = ["copy_of", "kept_columns", "split_load", "split_product"]
 
-#: Registers a thread of the front that the fragment may take. Of its 168 the scores of 64 columns have 32; with 28 for
-#: what works on them ptxas 13.0 neither spills nor serialises the products, with 24 it does both.
-BUDGET = 108
+#: Registers a thread that the front has, and what it needs beside tiles: with 28 for row vectors, addresses, counters
+#: ptxas 13.0 neither spills nor serialises the products, with 24 it does both.
+FRONT_REGISTERS, OTHERS = 168, 28
 #: Columns are kept in whole column blocks of the narrowest swizzle.
 BLOCK_BYTES = 32
 
 
-def kept_columns(kernel: KernelView, loop: Scope, product: Site, threads: int) -> int:
+def kept_columns(kernel: KernelView, loop: Scope, product: Site, threads: int, taken: int) -> int:
     """Columns of a product's A operand that registers can hold, 0 where it is not invariant.
 
     Parameters
@@ -39,6 +39,8 @@ def kept_columns(kernel: KernelView, loop: Scope, product: Site, threads: int) -
         A :class:`GemmOp` on one warpgroup.
     threads : int
         Threads that hold the fragment.
+    taken : int
+        Registers of each that the front's other tiles take.
     """
     op: GemmOp = product.op
     if op.a.scope != SHARED or op.trans_a or not op.a.whole or op.mask is not None:
@@ -53,7 +55,8 @@ def kept_columns(kernel: KernelView, loop: Scope, product: Site, threads: int) -
         return 0
     bits = dtype_bits(op.a.dtype)
     block = BLOCK_BYTES * 8 // bits
-    columns = BUDGET * threads * 32 // bits // op.m // block * block
+    room = max(0, FRONT_REGISTERS - OTHERS - taken)
+    columns = room * threads * 32 // bits // op.m // block * block
     return min(columns, (op.k - 1) // block * block)
 
 

@@ -12,6 +12,7 @@ a fragment that crosses is copied through a shared tile into one of the back's o
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from tvm import tirx
@@ -22,7 +23,18 @@ from tvm.tirx import Bind, For, SeqStmt
 from ..ir.normalize import rebuild_block
 from ..ir.ops import CopyOp, GemmOp, match_op
 from ..ir.visit import rewrite, substitute
-from .analysis import FRAGMENT, GLOBAL, SHARED, KernelView, Scope, Site, kernel_views, scope_of, static_shape
+from .analysis import (
+    FRAGMENT,
+    GLOBAL,
+    SHARED,
+    KernelView,
+    Scope,
+    Site,
+    dtype_bits,
+    kernel_views,
+    scope_of,
+    static_shape,
+)
 from .decisions import BACK, FRONT, FRONT_THREADS
 from .gemm_instruction import why_not_wgmma
 from .kept_operand import copy_of, kept_columns, split_load, split_product
@@ -92,10 +104,22 @@ def _plan(kernel: KernelView, hw) -> _Plan | str:
     reason = _why_not_tiles(kernel, plan, loop) or _cross(kernel, plan, loop)
     if reason:
         return reason
-    columns, product = max(((kept_columns(kernel, loop, g, FRONT_THREADS), g) for g in gemms[:-1]), key=lambda c: c[0])
+    taken = _tile_registers(kernel, plan)
+    choices = [(kept_columns(kernel, loop, g, FRONT_THREADS, taken), g) for g in gemms[:-1]]
+    columns, product = max(choices, key=lambda c: c[0])
     if columns:
         plan.kept = (product, columns)
     return plan
+
+
+def _tile_registers(kernel: KernelView, plan: _Plan) -> int:
+    """Registers a thread that the front's fragments of two dimensions take."""
+    total = 0
+    for buffer in kernel.buffers(FRAGMENT):
+        shape = static_shape(buffer)
+        if len(shape) > 1 and any(plan.roles.get(s.name) == FRONT for s, _ in kernel.uses(buffer)):
+            total += math.prod(shape) * dtype_bits(str(buffer.ty.dtype)) // 32 // FRONT_THREADS
+    return total
 
 
 def _why_not_shape(kernel: KernelView, gemms: list[Site], hw) -> str | None:
