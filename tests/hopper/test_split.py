@@ -186,6 +186,7 @@ def test_split_function_means_the_same():
         (flash_attention(1, 1, 256, 256, 64, threads=256, block_M=128, block_N=64), "warpgroups have rows"),
         (flash_mla(1, 128, 128, threads=128, block_H=64, num_stages=1), "128 threads are not two warpgroups"),
         (flash_mla(1, 128, 128, threads=256, block_H=64, num_stages=0), "not pipelined"),
+        (flash_mla(1, 64, 128, dim=576, threads=256, block_H=64, block_N=32), "144 registers a thread, of 132"),
         (chain(stages=1), "tried, but not specialised: no loop is pipelined"),
     ],
 )

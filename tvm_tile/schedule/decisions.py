@@ -48,10 +48,13 @@ from ..layout import Fragment, Instruction, SharedLayout, WarpPartition, find_in
 
 __all__ = [
     "BACK",
+    "BACK_REGISTERS",
     "COPY_KINDS",
     "CopyPlan",
     "FRONT",
+    "FRONT_REGISTERS",
     "FRONT_THREADS",
+    "PRODUCER_REGISTERS",
     "PipelineDecision",
     "encode",
     "read_alignment",
@@ -80,6 +83,8 @@ __all__ = [
 FRONT, BACK = "front", "back"
 #: Threads of the front, beside those that the kernel was written for.
 FRONT_THREADS = 128
+#: Registers a thread of each role: one warpgroup loads, two accumulate, one makes their operand; 512 in sum.
+PRODUCER_REGISTERS, BACK_REGISTERS, FRONT_REGISTERS = 24, 160, 168
 
 COPY_KINDS = ("cp.async", "vector", "scalar", "ldmatrix", "stmatrix", "registers", "staged", "tma")
 

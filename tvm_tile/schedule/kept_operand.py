@@ -16,12 +16,13 @@ from ..ir.normalize import rebuild_block
 from ..ir.ops import CopyOp, GemmOp, match_op, read_op
 from ..ir.visit import rewrite, substitute
 from .analysis import GLOBAL, SHARED, KernelView, Scope, Site, dtype_bits
+from .decisions import FRONT_REGISTERS
 
-__all__ = ["copy_of", "kept_columns", "split_load", "split_product"]
+__all__ = ["OTHERS", "copy_of", "kept_columns", "split_load", "split_product"]
 
-#: Registers a thread that the front has, and what it needs beside tiles: with 28 for row vectors, addresses, counters
-#: ptxas 13.0 neither spills nor serialises the products, with 24 it does both.
-FRONT_REGISTERS, OTHERS = 168, 28
+#: Registers a thread that a role needs beside tiles: with 28 for row vectors, addresses and counters ptxas 13.0 neither
+#: spills nor serialises the products, with 24 it does both.
+OTHERS = 28
 #: Columns are kept in whole column blocks of the narrowest swizzle.
 BLOCK_BYTES = 32
 

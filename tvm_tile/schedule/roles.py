@@ -9,7 +9,17 @@ from __future__ import annotations
 
 from ..ir.ops import CopyOp, GemmOp
 from .analysis import GLOBAL, SHARED, KernelView, Site
-from .decisions import FRONT_THREADS, encode, read_instruction, read_partition, read_pipeline, read_shared
+from .decisions import (
+    BACK_REGISTERS,
+    FRONT_REGISTERS,
+    FRONT_THREADS,
+    PRODUCER_REGISTERS,
+    encode,
+    read_instruction,
+    read_partition,
+    read_pipeline,
+    read_shared,
+)
 from .producers import why_not_ahead, why_not_ring
 from .rule import GIVEN, Decision, NotApplicable, Rule, TileSchedule
 from .split_memory import exchanged, exchanges, fitted, signal_slots
@@ -23,8 +33,6 @@ PRODUCER_THREADS = 128
 #: Registers a thread of (producer, consumer) by number of consumer warpgroups. A CTA starts with 65536 / threads
 #: registers a thread, in units of 8; what the producer gives up its consumers get. One consumer warpgroup has 255.
 REGISTERS = {1: None, 2: (24, 240), 3: (32, 160)}
-#: Registers a thread of (producer, back, front): one warpgroup loads, two accumulate, one makes their operand.
-SPLIT_REGISTERS = (24, 160, 168)
 #: Registers that ptxas needs beside an instruction's accumulator; it counts what a thread is launched with, before
 #: registers change hands (ptxas 13.0: 154 for an accumulator of 128).
 INSTRUCTION_REGISTERS = 26
@@ -83,7 +91,7 @@ def _decide(sch: TileSchedule, kernel: KernelView, hw):
             return NotApplicable(f"not specialised: {left.name} is {why}", kernel.name, "roles")
     value = {"rings": rings, "registers": REGISTERS[kernel.threads // 128], "turns": int(_independent(kernel))}
     if kernel.split:
-        value |= {"registers": SPLIT_REGISTERS, "turns": 0}
+        value |= {"registers": [PRODUCER_REGISTERS, BACK_REGISTERS, FRONT_REGISTERS], "turns": 0}
         value = exchanged(kernel, hw, fitted(kernel, hw, {**value, "exchanges": exchanges(kernel)}))
         value["signal"] = signal_slots(kernel, value)
     sch.annotate_kernel(kernel, "tile.roles", encode(value))

@@ -35,9 +35,9 @@ from .analysis import (
     scope_of,
     static_shape,
 )
-from .decisions import BACK, FRONT, FRONT_THREADS
+from .decisions import BACK, BACK_REGISTERS, FRONT, FRONT_REGISTERS, FRONT_THREADS
 from .gemm_instruction import why_not_wgmma
-from .kept_operand import copy_of, kept_columns, split_load, split_product
+from .kept_operand import OTHERS, copy_of, kept_columns, split_load, split_product
 
 __all__ = ["split_roles"]
 
@@ -104,7 +104,12 @@ def _plan(kernel: KernelView, hw) -> _Plan | str:
     reason = _why_not_tiles(kernel, plan, loop) or _cross(kernel, plan, loop)
     if reason:
         return reason
-    taken = _tile_registers(kernel, plan)
+    taken, room = _tile_registers(kernel, plan, FRONT), FRONT_REGISTERS - OTHERS
+    if taken > room:
+        return f"the front's tiles would take {taken} registers a thread, of {room} that it can spare"
+    back, room = _tile_registers(kernel, plan, BACK), BACK_REGISTERS - OTHERS
+    if back > room:
+        return f"the back's tiles would take {back} registers a thread, of {room} that it can spare"
     choices = [(kept_columns(kernel, loop, g, FRONT_THREADS, taken), g) for g in gemms[:-1]]
     columns, product = max(choices, key=lambda c: c[0])
     if columns:
@@ -112,13 +117,13 @@ def _plan(kernel: KernelView, hw) -> _Plan | str:
     return plan
 
 
-def _tile_registers(kernel: KernelView, plan: _Plan) -> int:
-    """Registers a thread that the front's fragments of two dimensions take."""
-    total = 0
+def _tile_registers(kernel: KernelView, plan: _Plan, role: str) -> int:
+    """Registers a thread that a role's fragments of two dimensions take."""
+    total, threads = 0, FRONT_THREADS if role == FRONT else BACK_THREADS
     for buffer in kernel.buffers(FRAGMENT):
         shape = static_shape(buffer)
-        if len(shape) > 1 and any(plan.roles.get(s.name) == FRONT for s, _ in kernel.uses(buffer)):
-            total += math.prod(shape) * dtype_bits(str(buffer.ty.dtype)) // 32 // FRONT_THREADS
+        if len(shape) > 1 and any(plan.roles.get(s.name) == role for s, _ in kernel.uses(buffer)):
+            total += math.prod(shape) * dtype_bits(str(buffer.ty.dtype)) // 32 // threads
     return total
 
 
