@@ -1,5 +1,6 @@
 """A front and a back: chains of products with the rows of one instruction, for any trip count, without races."""
 
+import dataclasses
 import functools
 
 import pytest
@@ -7,11 +8,14 @@ import torch
 import tvm
 import tvm_ffi
 
+import tvm_tile
 import tvm_tile.language as T
+from tvm_tile.lower.cuda import lower_cuda
 from tvm_tile.ops import flash_attention, flash_mla, registry
 from tvm_tile.schedule.analysis import kernel_views
 from tvm_tile.schedule.decisions import read_roles
 from tvm_tile.schedule.resources import register_estimate
+from tvm_tile.simulate import simulate_module
 
 from .harness import close, decided, machine, reason, simulated
 
@@ -166,7 +170,6 @@ def test_who_does_what():
 
 def test_split_function_means_the_same():
     """The rewritten tile IR, as any tile IR, runs on the CPU."""
-    import tvm_tile
     from tvm_tile import hardware
     from tvm_tile.schedule.split import split_roles
 
@@ -230,9 +233,6 @@ def test_falls_back_where_the_loads_cannot_run_ahead():
 
 def mla_roles(**changes):
     """Roles of MLA with one tile of the cache for both products, on a machine with less shared memory if asked."""
-    import dataclasses
-
-    import tvm_tile
     from tvm_tile.schedule import decide
 
     func = flash_mla(2, 64, 300, threads=256, block_H=64, block_N=64, num_stages=2)
@@ -304,3 +304,36 @@ def test_kept_columns_leave_room_for_the_scores(block, kept):
     shapes = {b.name: [int(e) for e in b.ty.shape] for b in view.buffers("local.fragment")}
     assert shapes["Q_s_kept"] == [QUERIES, kept]
     assert kept // 4 + block // 2 + 28 <= 168
+
+
+def test_scratch_that_only_fits_in_one_role():
+    """The back's epilogue turns its accumulator round through shared memory, which two roles have no room for."""
+
+    @T.prim_func
+    def main(
+        Q: T.Tensor((64, 192), "bfloat16"), K: T.Tensor((320, 192), "bfloat16"), V: T.Tensor((320, 256), "bfloat16"),
+        Out: T.Tensor((64, 256), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=256) as bx:
+            Q_s, K_s = T.alloc_shared((64, 192), "bfloat16"), T.alloc_shared((64, 192), "bfloat16")
+            V_s, P_s = T.alloc_shared((64, 256), "bfloat16"), T.alloc_shared((64, 64), "bfloat16")
+            s, acc = T.alloc_fragment((64, 64), "float32"), T.alloc_fragment((64, 256), "float32")
+            T.copy(Q, Q_s)
+            T.clear(acc)
+            for k in T.Pipelined(5, num_stages=3):
+                T.copy(K[k * 64, 0], K_s)
+                T.copy(V[k * 64, 0], V_s)
+                T.gemm(Q_s, K_s, s, transpose_B=True, clear_accum=True)
+                T.copy(s, P_s)
+                T.gemm(P_s, V_s, acc)
+            for i, j in T.Parallel(64, 256):
+                Out[i, j] = acc[i, 255 - j]
+
+    q, k = inputs(8)[:2]
+    v = (torch.randn(320, 256, generator=torch.Generator().manual_seed(9)) / 4).bfloat16()
+    out = torch.full((64, 256), float("nan"))
+    func = main.with_attr("global_symbol", "main").with_attr("target", tvm_tile.target("sm_90"))
+    lowered = lower_cuda(func, tvm_tile.target("sm_90"))
+    assert "tried, but shared memory" in reason(lowered, "split")
+    simulate_module(lowered, tvm_tile.target("sm_90"))(q, k, v, out)
+    close(out, ((q.double() @ k.double().T).bfloat16().double() @ v.double()).flip(1), 2000)

@@ -61,7 +61,7 @@ def default_rules(hw=None, instruction_families: Sequence[str] | None = None) ->
     ]
 
 
-def decide(func: tirx.PrimFunc, hw, rules: Sequence[Rule] | None = None) -> tirx.PrimFunc:
+def decide(func: tirx.PrimFunc, hw, rules: Sequence[Rule] | None = None, whole: str | None = None) -> tirx.PrimFunc:
     """The function with every decision that lowering needs, as annotations.
 
     An annotation that is there already (by a user or by tuning) is kept and checked.
@@ -75,6 +75,8 @@ def decide(func: tirx.PrimFunc, hw, rules: Sequence[Rule] | None = None) -> tirx
     rules : list of Rule, optional
         Instead of :func:`default_rules`. With the rule ``roles`` among them, chains of products are tried with a front
         and a back first (:mod:`tvm_tile.schedule.split`).
+    whole : str, optional
+        Why that is not to be tried.
 
     Raises
     ------
@@ -93,14 +95,17 @@ def decide(func: tirx.PrimFunc, hw, rules: Sequence[Rule] | None = None) -> tirx
     rules = default_rules(hw) if rules is None else rules
     if all(rule.name != "roles" for rule in rules):
         return _decided(func, hw, rules, [])
-    split, reasons = split_roles(func, hw)
+    if whole is not None:
+        log = [[k.name, "front and back", "split", "", whole] for k in kernel_views(func)]
+        return _decided(func, hw, rules, log)
+    tried, reasons = split_roles(func, hw)
     log = [[name, "front and back", "split", "", reason] for name, reason in reasons.items()]
     log += [entry for entry in read_log(func) if entry[2] == "split" and entry[0] not in reasons]
-    if split is not None:
-        names = [k.name for k in kernel_views(split) if k.split]
+    if tried is not None:
+        names = [k.name for k in kernel_views(tried) if k.split]
         try:
             chosen = [[name, "front and back", "split", _SPLIT, _WHY] for name in names]
-            made = _decided(split, hw, rules, [*log, *chosen])
+            made = _decided(tried, hw, rules, [*log, *chosen])
             failed = [k.name for k in kernel_views(made) if k.split and not read_roles(k.info.block)]
             reason = _why_no_roles(made, failed[0]) if failed else None
         except TileError as error:

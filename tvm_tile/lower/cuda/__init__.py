@@ -32,8 +32,11 @@ def lower_cuda(func: tirx.PrimFunc, target) -> tirx.PrimFunc:
         For what the target cannot honour.
     """
     from ... import hardware
+    from ...errors import TileResourceError
     from ...ir import kernels_of
+    from ...ir.visit import walk
     from ...schedule import decide
+    from ...schedule.analysis import kernel_views
     from .build import seq
     from .convert import printable
     from .kernel import lower_kernel
@@ -41,12 +44,20 @@ def lower_cuda(func: tirx.PrimFunc, target) -> tirx.PrimFunc:
     hw = hardware.gpu_of_target(
         str(target.attrs["arch"]), int(target.attrs.get("max_shared_memory_per_block", 0) or 0)
     )
-    func = decide(func, hw)
+    source = func
+    func = decide(source, hw)
+    try:
+        bodies = [lower_kernel(info, hw, func) for info in kernels_of(func)]
+    except TileResourceError as error:
+        split = any(view.split for view in kernel_views(func))
+        if not split or any(view.split for view in kernel_views(source)):
+            raise
+        # scratch that only the code's steps know of: two roles side by side have no room for it
+        func = decide(source, hw, whole=f"tried, but {error.message.splitlines()[0]}")
+        bodies = [lower_kernel(info, hw, func) for info in kernels_of(func)]
+    bodies = [printable(body) for body in bodies]
     asserts: list = []
-    from ...ir.visit import walk
-
     walk(func.body, (tirx.AssertStmt, asserts.append))
-    bodies = [printable(lower_kernel(info, hw, func)) for info in kernels_of(func)]
     attrs = {k: v for k, v in func.attrs.items() if k != "s_tir"} if func.attrs is not None else {}
     made = tirx.PrimFunc(func.params, seq([*asserts, *bodies]), func.ret_type)
     for key, value in attrs.items():
