@@ -29,7 +29,6 @@ _LEFT_OUT = {
 _REFUSED = {
     "test_dtypes_and_transposes": r"sm_80 has no tensor-core product float8|K = 24 is no multiple of 32, the k of",
     "test_manual_order_and_stage": r"n is assigned in a loop with order= or stage=",
-    "test_warpgroups_run_in_source_order_serially": r"T.ws is not available on CUDA targets",
 }
 
 

@@ -256,7 +256,9 @@ class WarpGroup:
 def ws(group: int):
     """Expert control: the body runs on warpgroup ``group`` only (``with T.ws(0):``).
 
-    The author places the barriers (``T.sync_threads``); on a CPU the bodies run in source order.
+    The result is that of source order. On a GPU warpgroups run side by side where they share nothing, and wait for each
+    other where they use the same tiles; ``T.sync_threads`` inside is a barrier of the warpgroup alone. Fragments and
+    variables belong to one warpgroup or to all threads. On a CPU the bodies run one after another.
 
     Parameters
     ----------

@@ -17,6 +17,7 @@ from .decisions import read_log, read_machine, read_roles
 from .deferred_sums import deferred_sums
 from .fragment_layout import fragment_layout
 from .gemm_instruction import gemm_instruction
+from .groups import check_groups
 from .layout_check import check_layouts
 from .loop_layout import loop_layout
 from .persistent import persistent
@@ -92,6 +93,7 @@ def decide(func: tirx.PrimFunc, hw, rules: Sequence[Rule] | None = None, whole: 
             advice="keep the function as it was before decide()",
         )
     check_layouts(func)
+    check_groups(func)
     rules = default_rules(hw) if rules is None else rules
     if all(rule.name != "roles" for rule in rules):
         return _decided(func, hw, rules, [])

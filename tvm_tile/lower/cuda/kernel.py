@@ -10,7 +10,7 @@ from tvm.script import tirx as T
 from tvm.tirx import For, ForKind
 from tvm.tirx.stmt import DeclBuffer
 
-from ...errors import InternalError, SourceLocation, TileTargetError
+from ...errors import InternalError, SourceLocation
 from ...ir.kernels import KernelInfo
 from ...ir.ops import GemmOp, SyncOp
 from ...schedule.decisions import (
@@ -67,7 +67,7 @@ from .roles import (
 )
 from .split_loops import has_room
 from .sync import BarrierNode, insert_barriers
-from .teams import Team, make_teams
+from .teams import Team, group_team, make_teams
 from .tma import TensorMaps, clear_rows
 from .tma_store import drain_stores
 from .wgmma_waits import WgmmaWaitNode, place_wgmma_waits
@@ -109,15 +109,6 @@ class _Lowering:
         self.team: Team | None = None
         self.producing = False
         self.asynchronous = any(self._is_async(n) for n in walk_nodes(self.nodes) if isinstance(n, OpNode))
-        self._refuse_groups()
-
-    def _refuse_groups(self) -> None:
-        if any(isinstance(n, GroupNode) for n in walk_nodes(self.nodes)):
-            raise TileTargetError(
-                "T.ws is not available on CUDA targets yet",
-                self.location,
-                "remove the T.ws blocks: their bodies then run one after another on all warps",
-            )
 
     def run(self):
         """The kernel, with one role or two."""
@@ -298,6 +289,11 @@ class _Lowering:
                 out += lower_raw(self.storage, node, self.hw)
             elif isinstance(node, CondNode):
                 out.append(CondNode(node.condition, self._steps(node.then), self._steps(node.orelse)))
+            elif isinstance(node, GroupNode):
+                node.team = group_team(self.storage, node.group)
+                with node.team.at(self.storage):
+                    node.body = self._steps(node.body)
+                out.append(node)
             elif hasattr(node, "body"):
                 self.storage.loops += isinstance(node, LoopNode | WhileNode)
                 node.body = self._steps(node.body)
@@ -361,14 +357,20 @@ class _Lowering:
             then = seq([self._emit(n) for n in node.then])
             orelse = seq([self._emit(n) for n in node.orelse]) if node.orelse else None
             return tirx.IfThenElse(storage.rewrite(node.condition), then, orelse)
+        if isinstance(node, GroupNode):
+            self.team = node.team
+            with node.team.at(storage):
+                code = seq([self._emit(n) for n in node.body])
+            self.team = None
+            return when(tirx.EQ(storage.warpgroup, const(node.group)), node.team.numbered(storage, code))
         if isinstance(node, WhileNode):
             return tirx.While(storage.rewrite(node.condition), seq([self._emit(n) for n in node.body]))
         raise InternalError(f"{type(node).__name__} reached code generation", self.location)
 
     def _barrier(self, node: BarrierNode):
-        if self.rings is None:
+        if self.team is None:
             meet = evaluate(T.cuda.cta_sync())
-        else:  # the producer takes no part
+        else:  # the producer, or the other warpgroups, take no part
             meet = evaluate(T.ptx.bar.sync(T.uint32(self.team.barrier), T.uint32(self.team.threads)))
         return seq([evaluate(T.ptx.fence.proxy.async_.shared__cta()), meet]) if node.fence else meet
 

@@ -9,7 +9,7 @@ from tvm.ir import TensorLoad, Var
 from ...errors import TileResourceError
 from ...ir.visit import walk
 from ...layout.arith import round_up
-from .program import CondNode, LoopNode, MicroNode, Node, RawNode, WhileNode
+from .program import CondNode, GroupNode, LoopNode, MicroNode, Node, RawNode, WhileNode
 from .storage import SharedTile, Storage
 
 __all__ = ["Placement", "place_tiles"]
@@ -150,6 +150,9 @@ def _liveness(storage: Storage, nodes: list[Node], scratch: set[Var]) -> dict[Va
         elif isinstance(node, CondNode):
             walk(node.condition, (TensorLoad, lambda load: touch(load.source, loops)))
             for inner in [*node.then, *node.orelse]:
+                visit(inner, loops)
+        elif isinstance(node, GroupNode):
+            for inner in node.body:
                 visit(inner, loops)
         elif isinstance(node, LoopNode | WhileNode):
             start, touched = position, []

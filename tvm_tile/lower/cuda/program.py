@@ -137,10 +137,11 @@ class WhileNode:
 
 @dataclass
 class GroupNode:
-    """Statements of one warpgroup (``T.ws``)."""
+    """Statements of one warpgroup (``T.ws``); ``team`` numbers its threads once its body is made of steps."""
 
     group: int
     body: list
+    team: object = None
 
 
 @dataclass
@@ -275,7 +276,9 @@ def clone(nodes: list[Node], mapping: dict, keep: Callable[[OpNode], bool] | Non
         elif isinstance(node, WhileNode):
             out.append(WhileNode(substitute(node.condition, mapping), clone(node.body, mapping, keep)))
         elif isinstance(node, GroupNode):
-            out.append(GroupNode(node.group, clone(node.body, mapping, keep)))
+            body = clone(node.body, mapping, keep)
+            if keep is None or _has_ops(body):
+                out.append(GroupNode(node.group, body, node.team))
         elif isinstance(node, SumNode):
             if keep is None:
                 out.append(node)

@@ -177,10 +177,32 @@ class _Inserter:
                 last.merge(state)
                 state = last
             elif isinstance(node, GroupNode):
-                raise InternalError("warpgroup-specialised bodies have barriers of their own")
+                # one warpgroup: it meets by itself inside, and the others wait for it where they touch the same tiles
+                reads, writes = self._accesses(node.body)
+                if self._conflicts(reads, writes, state):
+                    state = self._barrier(out, reads, writes, state)
+                body, _ = self.run(node.body, _State())
+                out.append(GroupNode(node.group, body, node.team))
+                for access in reads:
+                    state.add(access, False)
+                for access in writes:
+                    state.add(access, True)
             else:
                 raise InternalError(f"{type(node).__name__} reached the barrier pass")
         return out, state
+
+    def _accesses(self, nodes: list[Node]) -> tuple[list[Access], list[Access]]:
+        """What a warpgroup's statements read and write, any copy of a tile."""
+        reads, writes = [], []
+        for node in walk_nodes(nodes):
+            if isinstance(node, MicroNode):
+                reads += [Access(a.buffer, None, a.agent) for a in node.reads]
+                writes += [Access(a.buffer, None, a.agent) for a in node.writes]
+            parts = [node.stmt] if isinstance(node, RawNode) else []
+            parts += [getattr(node, name) for name in ("condition", "start", "extent") if hasattr(node, name)]
+            for part in parts:
+                reads += self._reads(part)
+        return reads, writes
 
     def _close_branch(self, then: list, before: _State, after: _State) -> _State:
         """A barrier at the end of a branch that writes what all threads see: whoever passes it by needs none."""

@@ -19,10 +19,14 @@ from .build import const, seq
 from .program import CondNode, LoopNode, Node, OpNode, SumNode
 from .storage import Storage
 
-__all__ = ["Team", "make_teams", "own_nodes"]
+__all__ = ["Team", "group_team", "make_teams", "own_nodes"]
+
+WARPGROUP = 128
 
 #: Named barriers of the teams' own; those between are taken by turns and TMA stores.
 BARRIERS = {None: 1, BACK: 1, FRONT: 8}
+#: Barrier of warpgroup 0 of T.ws; the others follow.
+GROUP_BARRIER = 8
 
 
 @dataclass
@@ -39,6 +43,8 @@ class Team:
         Registers a thread after they have changed hands.
     tx, warpgroup : Var
         Number of a thread and of its warpgroup, counted from the team's first.
+    group : int, optional
+        Which warpgroup of ``T.ws`` it is.
     """
 
     role: str | None
@@ -47,11 +53,12 @@ class Team:
     registers: int | None
     tx: Var = None
     warpgroup: Var = None
+    group: int | None = None
 
     @property
     def barrier(self) -> int:
         """Number of the barrier at which the team meets."""
-        return BARRIERS[self.role]
+        return BARRIERS[self.role] if self.group is None else GROUP_BARRIER + self.group
 
     @property
     def warps(self) -> int:
@@ -100,6 +107,14 @@ def make_teams(storage: Storage, threads: int, registers) -> list[Team]:
     back = Team(BACK, 0, threads, int(registers[1]), storage.tx, storage.warpgroup)
     own = (Var("front_thread", "int32"), Var("front_warpgroup", "int32"))
     return [back, Team(FRONT, threads, FRONT_THREADS, int(registers[2]), *own)]
+
+
+def group_team(storage: Storage, group: int) -> Team:
+    """The warpgroup of a ``T.ws`` block."""
+    if group == 0:
+        return Team(None, 0, WARPGROUP, None, storage.tx, storage.warpgroup, 0)
+    own = (Var(f"group{group}_thread", "int32"), Var(f"group{group}_warpgroup", "int32"))
+    return Team(None, WARPGROUP * group, WARPGROUP, None, *own, group)
 
 
 def own_nodes(nodes: list[Node], team: Team) -> list[Node]:

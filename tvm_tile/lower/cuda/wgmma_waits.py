@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tvm.ir import Var
 
-from .program import CondNode, LoopNode, MicroNode, Node, WhileNode
+from .program import CondNode, GroupNode, LoopNode, MicroNode, Node, WhileNode
 from .roles import ReleaseNode, SendNode, SignalNode
 from .sync import BarrierNode
 
@@ -60,6 +60,12 @@ def _run(nodes: list[Node], flight: list[_Group]) -> tuple[list[Node], list[_Gro
                 out.append(WgmmaWaitNode(0))
             node.body, flight = _steady(node.body)
             out.append(node)
+        elif isinstance(node, GroupNode):
+            if flight:
+                out.append(WgmmaWaitNode(0))
+            body, left = _run(node.body, [])
+            out.append(GroupNode(node.group, [*body, WgmmaWaitNode(0)] if left else body, node.team))
+            flight = []
         elif isinstance(node, CondNode):
             then, left = _run(node.then, list(flight))
             orelse, right = _run(node.orelse, list(flight))
