@@ -1,4 +1,4 @@
-"""``T.ws``: bodies of one warpgroup on GPUs, in source order where they share memory, side by side where they do not."""
+"""``T.ws``: bodies of one warpgroup on GPUs, in source order where they share memory, else side by side."""
 
 import pytest
 import torch
