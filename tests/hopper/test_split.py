@@ -337,3 +337,28 @@ def test_scratch_that_only_fits_in_one_role():
     assert "tried, but shared memory" in reason(lowered, "split")
     simulate_module(lowered, tvm_tile.target("sm_90"))(q, k, v, out)
     close(out, ((q.double() @ k.double().T).bfloat16().double() @ v.double()).flip(1), 2000)
+
+
+def test_uneven_work_stays_in_one_role():
+    """Three products that the front would have to make for one of the back."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((64, 64), "float16"), B: T.Tensor((256, 64), "float16"), C: T.Tensor((64, 64), "float32"),
+        Flags: T.Tensor((4,), "int32"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=256) as bx:
+            a, b = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            p = T.alloc_shared((64, 64), "float16")
+            s, acc = T.alloc_fragment((64, 64), "float32"), T.alloc_fragment((64, 64), "float32")
+            T.copy(A, a)
+            T.clear(acc)
+            for k in T.Pipelined(4, num_stages=2):
+                T.copy(B[k * 64, 0], b)
+                T.gemm(a, b, s, transpose_B=True, clear_accum=True)
+                T.gemm(a, b, s, transpose_B=True)
+                T.copy(s, p)
+                T.gemm(p, b, acc)
+            T.copy(acc, C)
+
+    assert "2.0 times the products" in reason(decided(main), "split")

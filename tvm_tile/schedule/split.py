@@ -43,6 +43,8 @@ __all__ = ["split_roles"]
 
 #: Consumer threads as the kernel was written: two warpgroups, each with half of the accumulator's columns.
 BACK_THREADS = 256
+#: How much more of the products the front may have than the back: it is one warpgroup beside two.
+MOST_WORK = 1.5
 
 
 @dataclass
@@ -101,6 +103,9 @@ def _plan(kernel: KernelView, hw) -> _Plan | str:
     plan = _Plan(kernel, loop, _assign(kernel, final))
     if any(plan.roles[g.name] == BACK for g in gemms[:-1]):
         return "an earlier product touches the accumulator of the final one"
+    work = {role: sum(g.op.m * g.op.n * g.op.k for g in gemms if plan.roles[g.name] == role) for role in (FRONT, BACK)}
+    if work[FRONT] > MOST_WORK * work[BACK]:
+        return f"the front would have {work[FRONT] / work[BACK]:.1f} times the products of the back"
     reason = _why_not_tiles(kernel, plan, loop) or _cross(kernel, plan, loop)
     if reason:
         return reason
@@ -157,6 +162,8 @@ def _why_not_shape(kernel: KernelView, gemms: list[Site], hw) -> str | None:
         return "variables are assigned, and each role would need its own"
     if any(scope_of(b) in (SHARED, FRAGMENT) for b in kernel.uniform_reads):
         return "a condition or bound depends on an on-chip buffer"
+    if any(b.same_as(w) for b in kernel.uniform_reads for w in kernel.written_globals):
+        return "a condition, bound or value depends on memory that the kernel writes"
     if any(a.scope not in (GLOBAL, SHARED, FRAGMENT) for site in kernel.sites for a in site.accesses):
         return "operations use per-thread memory"
     return None
