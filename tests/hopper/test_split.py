@@ -248,6 +248,10 @@ def test_three_slots_for_what_both_roles_read():
     assert rings["ring_KV_shared"]["slots"] == 3 and rings["ring_K_pe_shared"]["slots"] == 1
     assert rings["load_Q_shared_first"]["inside"] == {"ring": "ring_KV_shared", "slot": 2}
     assert found["signal"] == 2
+    spec, shape = registry.get("flash_mla"), {"batch": 2, "heads": 64, "kv_len": 300}
+    config = {"block_H": 64, "block_N": 64, "num_stages": 2, "threads": 256}
+    footprint = spec.footprint(spec.complete(shape), "bfloat16", "sm_90", config)
+    assert footprint.slots == rings["ring_KV_shared"]["slots"]
 
 
 def test_two_slots_where_memory_is_short():

@@ -159,6 +159,11 @@ def test_lowered_features_grow_with_the_work(target):
         assert small["lowered async copy"] > 0 and small["lowered elements shared"] > 0
 
 
+def test_no_advice_where_the_compiler_finds_slots_itself():
+    space = space_of("flash_mla", batch=128, heads=128, kv_len=4096)
+    assert [line.split(":")[0] for line in advise(space, space.default)] == ["iterations"]
+
+
 def test_advice_names_the_values_to_change():
     space = space_of("gemm", dtype="float16", m=4096, n=4096, k=4096)
     base = {**space.default, "block_M": 128, "block_N": 128, "block_K": 64, "num_stages": 4, "threads": 256}

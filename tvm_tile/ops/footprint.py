@@ -75,6 +75,8 @@ class Footprint:
         Size of the grid, and trips of the main loop of one CTA (the mean where CTAs differ).
     load_bytes, flops : int
         Of one iteration: bytes loaded from global memory, operations of the products.
+    slots : int
+        Copies of staged tiles that the compiler finds room for whatever the stages, 0 where it does not look for any.
     """
 
     threads: int
@@ -86,6 +88,7 @@ class Footprint:
     iterations: int
     load_bytes: int
     flops: int
+    slots: int = 0
 
     @property
     def copies(self) -> int:

@@ -182,7 +182,7 @@ def _bubbles(space, config, footprint: Footprint, resources) -> list[str]:
         f"loads {one.load * 1e6:.2f} us and multiplies {one.compute * 1e6:.2f} us: bound by {bound}"
     ]
     # resident CTAs hide each other's latency as further stages do
-    hidden = footprint.copies * one.resident
+    hidden = max(footprint.copies, footprint.slots) * one.resident
     if hidden < one.stages and "num_stages" in space.choices:
         deeper = [
             s

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..common import divisor_tile
+from ..common import divisor_tile, target_class
 from ..flash_mla import default_splits, default_tiles, flash_mla
 from ..footprint import Footprint, Tile, cdiv
 from ..registry import OpSpec, poisoned, random_tensor, torch_dtype
@@ -73,6 +73,8 @@ class FlashMLA(OpSpec):
         rows = ("scores_max", "scores_max_prev", "scores_scale", "scores_sum", "logsum")
         late = () if splits > 1 else (Tile("O_shared", bh * dim, dtype, late=True),)
         heads = divisor_tile(shape["heads"] // shape["kv_heads"], bh)
+        # sm_90: a front makes the probabilities, a back accumulates, and Q leaves its memory to a third slot
+        split = target_class(target) == "sm_90" and (bh, config["threads"]) == (64, 256) and kv.bytes <= bn * 1024
         return Footprint(
             threads=config["threads"],
             stages=config["num_stages"],
@@ -94,6 +96,7 @@ class FlashMLA(OpSpec):
             iterations=max(1, cdiv(cdiv(shape["kv_len"], bn), splits)),
             load_bytes=kv.bytes + k_pe.bytes,
             flops=2 * bh * bn * (2 * dim + pe),
+            slots=3 if split and config["num_stages"] > 1 else 0,
         )
 
     def illegal(self, shape, dtype, target, config):
