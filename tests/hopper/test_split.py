@@ -366,3 +366,38 @@ def test_uneven_work_stays_in_one_role():
             T.copy(acc, C)
 
     assert "2.0 times the products" in reason(decided(main), "split")
+
+
+def test_a_tile_that_the_back_changes_for_the_next_iteration_stays_in_one_role():
+    """Q is loaded once, and each iteration halves it behind its products: the next one has to see that."""
+
+    @T.prim_func
+    def main(
+        Q: T.Tensor((64, 64), "bfloat16"), K: T.Tensor((96, 64), "bfloat16"), Out: T.Tensor((64, 64), "float32")
+    ):  # fmt: skip
+        with T.Kernel(1, threads=256) as bx:
+            q, k = T.alloc_shared((64, 64), "bfloat16"), T.alloc_shared((32, 64), "bfloat16")
+            p = T.alloc_shared((64, 32), "bfloat16")
+            s, acc = T.alloc_fragment((64, 32), "float32"), T.alloc_fragment((64, 64), "float32")
+            T.copy(Q, q)
+            T.clear(acc)
+            for step in T.Pipelined(3, num_stages=2):
+                T.copy(K[step * 32, 0], k)
+                T.gemm(q, k, s, transpose_B=True, clear_accum=True)
+                T.copy(s, p)
+                T.gemm(p, k, acc)
+                for i, j in T.Parallel(64, 64):
+                    acc[i, j] += q[i, j]
+                    q[i, j] = q[i, j] * T.bfloat16(0.5)
+            T.copy(acc, Out)
+
+    func = decided(main)
+    assert "both roles would change q" in reason(func, "split")
+    g = torch.Generator().manual_seed(3)
+    q, k = ((torch.randn(rows, 64, generator=g) / 4).bfloat16() for rows in (64, 96))
+    out, want = torch.full((64, 64), float("nan")), torch.zeros(64, 64).double()
+    simulated(func)(q, k, out)
+    for step in range(3):
+        now, tile = q.double() * 0.5**step, k[step * 32 : step * 32 + 32].double()
+        want += (now @ tile.T).bfloat16().double() @ tile + now
+    close(out, want, 10_000)

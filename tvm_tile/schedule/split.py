@@ -221,11 +221,12 @@ def _why_not_tiles(kernel: KernelView, plan: _Plan, loop: Scope) -> str | None:
             continue
         if scope_of(buffer) == GLOBAL:
             return f"both roles would use {buffer.name}, which the kernel writes"
-        if any(_is_load(s) for s, _ in kernel.uses(buffer)):
-            # a loaded tile that is changed behind the front's products: the back changes it for itself
+        loads = [s for s, _ in kernel.uses(buffer) if _is_load(s)]
+        if loads:
+            # a tile of this iteration that is changed behind the front's products: the back changes it for itself
             last_read = max((s.position for s, a in uses if roles[s.name] == FRONT), default=0)
             first_write = min(s.position for s, a in uses if a.write)
-            if writers == {BACK} and last_read < first_write:
+            if writers == {BACK} and last_read < first_write and all(s.path == (loop,) for s in loads):
                 continue
             return f"both roles would change {buffer.name}"
         if writers != {FRONT} or readers != {BACK} or any(s.path != (loop,) for s, _ in uses):
