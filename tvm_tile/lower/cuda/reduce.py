@@ -6,7 +6,6 @@ the old value is combined once, where the result is stored. Maximum and minimum 
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, replace
 
 from tvm import tirx
@@ -17,7 +16,6 @@ from tvm.tirx import Bind, BufferStore, ForKind
 from ...ir.ops import ReduceOp
 from ...layout import (
     BROADCAST,
-    REG,
     THREAD,
     Digit,
     Fragment,
@@ -27,13 +25,13 @@ from ...layout import (
     register_in,
     replicated_fragment,
 )
-from ...layout.arith import product
 from ...schedule.decisions import read_deferred
 from .build import const, loop, seq, unrolled, when
+from .chains import chains_of
 from .convert import NARROW, cast
 from .loops import ElementLoop
 from .program import Access, MicroNode, OpNode, SumNode
-from .space import UNROLL_LIMIT, accesses, expr, visit
+from .space import accesses, expr, visit
 from .storage import SharedTile, Storage
 
 __all__ = ["accumulator_dtype", "combine", "complete_sum", "identity", "lower_reduce"]
@@ -42,7 +40,6 @@ _FULL = 0xFFFFFFFF
 _WARP = 32
 _RANKS_UNROLLED = 8
 _DEVICE = "__device__ __forceinline__"
-_CHAINS = 4
 
 
 def accumulator_dtype(dtype: str) -> str:
@@ -130,11 +127,10 @@ class _Reduction:
         self.plan, self.result = self._plan()
         self.registers = max(1, self.result.layout.registers)
         self.acc = storage.new_local((self.registers,), self.dtype, f"{self.op.dst.buffer.name}_acc")
-        self.chains = self._independent_chains()
-        self.begins = self._begins()
+        self.chains = chains_of(self.space, self.plan.dim, self.registers, self.vote, storage.tx)
         self.parts = self.acc
-        if self.chains:
-            count = self.registers * product(size for size, _ in self.chains)
+        if self.chains.width > 1:
+            count = self.registers * self.chains.width
             self.parts = storage.new_local((count,), self.dtype, f"{self.op.dst.buffer.name}_parts")
 
     def _plan(self) -> tuple[ReducePlan, _Result]:
@@ -218,82 +214,30 @@ class _Reduction:
 
     # ---- partial results
 
-    def _independent_chains(self) -> list[tuple[int, int]]:
-        """(size, stride) of register digits along the reduced dimension whose values are combined apart.
-
-        One chain of dependent additions would take its latency times its length; a few independent ones hide it.
-        """
-        layout = self.space.layout
-        if layout is None or self.vote or layout.registers // self.registers < 2 * _CHAINS:
-            return []
-        found: list[tuple[int, int]] = []
-        total = 1
-        for digit in sorted((d for d in layout.digits[self.plan.dim] if d.place == REG), key=lambda d: d.stride):
-            size = min(digit.size, _CHAINS // total)
-            while digit.size % size:
-                size -= 1
-            if size > 1:
-                found.append((size, digit.stride))
-                total *= size
-        return found
-
-    def _begins(self) -> list[tuple[int, int, int]] | None:
-        """(size, stride, chains) of the register digits that are summed up; below ``chains`` a chain begins.
-
-        None where not every register of every thread is visited, so that a result begins with the identity instead:
-        with its first element it takes one operation less in each chain.
-        """
-        layout = self.space.layout
-        if layout is None or self.vote or self.space.window is not None or self.space.chunks:
-            return None
-        if layout.bounds() or layout.active(self.storage.tx) is not True or layout.registers > UNROLL_LIMIT:
-            return None
-        chains = {stride: size for size, stride in self.chains}
-        found = [(d.size, d.stride, chains.get(d.stride, 1)) for d in layout.digits[self.plan.dim] if d.place == REG]
-        return found if layout.registers == self.registers * product(size for size, _, _ in found) else None
-
-    def _begun(self, reg):
-        """Whether a register of the source is not the first of its chain, None where all are."""
-        later = [
-            tirx.floormod(tirx.floordiv(expr(reg), stride), size) >= chains
-            for size, stride, chains in self.begins
-            if chains < size
-        ]
-        return functools.reduce(tirx.Or, later) if later else None
-
     def _partial(self):
         rest = None
-        if self.begins is None:
-            count = self.registers * product(size for size, _ in self.chains)
-            start = unrolled(count, lambda r: BufferStore(self.parts, identity(self.op.kind, self.dtype), [r]), "r")
+        chains = self.chains
+        if chains.begins is None:
+            nothing = identity(self.op.kind, self.dtype)
+            start = unrolled(self.registers * chains.width, lambda r: BufferStore(self.parts, nothing, [r]), "r")
         else:
             start = self.space.visit(lambda reg, values: self._element(reg, values, begin=True))
-        if self.begins is None or self._begun(const(0)) is not None:
+        if chains.begins is None or chains.begun(const(0)) is not None:
             rest = self.space.visit(self._element)
         across = None if self.deferred else self._butterfly()
         return seq([start, rest, self._join_chains(), across])
 
     def _join_chains(self):
-        """The independent chains combined, pairwise."""
-        width = product(size for size, _ in self.chains)
+        width = self.chains.width
         if width == 1:
             return None
 
         def one(r):
             terms = [self.parts[r * width + p] for p in range(width)]
-            while len(terms) > 1:
-                pairs = [combine(self.op.kind, a, b) for a, b in zip(terms[::2], terms[1::2], strict=False)]
-                terms = pairs + (terms[-1:] if len(terms) % 2 else [])
-            return BufferStore(self.acc, terms[0], [r])
+            joined = self.chains.joined(terms, lambda a, b: combine(self.op.kind, a, b))
+            return BufferStore(self.acc, joined, [r])
 
         return unrolled(self.registers, one, "r")
-
-    def _chain(self, reg):
-        """Number of the chain that a register of the source belongs to."""
-        number = const(0)
-        for size, stride in self.chains:
-            number = number * size + tirx.floormod(tirx.floordiv(reg, stride) if stride > 1 else reg, size)
-        return number
 
     def _element(self, reg, values: list, begin: bool = False):
         op = self.op
@@ -303,12 +247,12 @@ class _Reduction:
         load = self.space.prepare(_simplified(self.space, tirx.BufferLoad(op.src.buffer, indices)))
         value = self._transform(self.space.place(load, reg, values))
         at = self._accumulator(reg)
-        if self.chains:
-            at = at * product(size for size, _ in self.chains) + self._chain(expr(reg))
+        if self.chains.width > 1:
+            at = at * self.chains.width + self.chains.number(expr(reg))
         combined = BufferStore(self.parts, combine(op.kind, self.parts[at], value), [at])
-        if self.begins is None:
+        if self.chains.begins is None:
             return combined
-        begun = self._begun(reg)
+        begun = self.chains.begun(reg)
         if begin:
             return when(True if begun is None else tirx.Not(begun), BufferStore(self.parts, value, [at]))
         return when(begun, combined)
