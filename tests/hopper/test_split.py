@@ -401,3 +401,86 @@ def test_a_tile_that_the_back_changes_for_the_next_iteration_stays_in_one_role()
         now, tile = q.double() * 0.5**step, k[step * 32 : step * 32 + 32].double()
         want += (now @ tile.T).bfloat16().double() @ tile + now
     close(out, want, 10_000)
+
+
+def test_rotation_keeps_changes_of_a_tile_behind_its_load():
+    """All consumers in one role: rows of V are cleared in a branch of the rotated loop, behind the wait for V."""
+    q, k, v = inputs(7, 128)
+    v[200:] = float("nan")
+    o, sums = torch.full((128, OUT), float("nan")), torch.full((128,), float("nan"))
+    func = decided(chain(64, clear_tail=True, rows=128))
+    assert not kernel_views(func)[0].split and read_roles(kernel_views(func)[0].info.block)
+    for seed in (0, 1):
+        simulated(func, seed)(q, k, v, o, sums, 200)
+        close(o, expected(q, k, v.nan_to_num(), 200, 64, True)[0], 1000)
+
+
+@pytest.mark.parametrize("rows", [64, 128])
+def test_rotation_keeps_a_branch_on_the_accumulator_in_its_place(rows):
+    """The accumulator is doubled in a branch before the first product: the final product must be complete by then."""
+
+    @T.prim_func
+    def main(
+        Q: T.Tensor((rows, 64), "bfloat16"), K: T.Tensor((160, 64), "bfloat16"), Out: T.Tensor((rows, 64), "float32"),
+        n: T.int32,
+    ):  # fmt: skip
+        with T.Kernel(1, threads=256) as bx:
+            q, k = T.alloc_shared((rows, 64), "bfloat16"), T.alloc_shared((32, 64), "bfloat16")
+            v, p = T.alloc_shared((32, 64), "bfloat16"), T.alloc_shared((rows, 32), "bfloat16")
+            s, acc = T.alloc_fragment((rows, 32), "float32"), T.alloc_fragment((rows, 64), "float32")
+            T.copy(Q, q)
+            T.clear(acc)
+            for step in T.Pipelined(5, num_stages=2):
+                T.copy(K[step * 32, 0], k)
+                T.copy(K[step * 32, 0], v)
+                if step >= n:
+                    for i, j in T.Parallel(rows, 64):
+                        acc[i, j] = acc[i, j] * 2
+                T.gemm(q, k, s, transpose_B=True, clear_accum=True)
+                T.copy(s, p)
+                T.gemm(p, v, acc)
+            T.copy(acc, Out)
+
+    g = torch.Generator().manual_seed(rows)
+    q, k = ((torch.randn(n, 64, generator=g) / 4).bfloat16() for n in (rows, 160))
+    kernel = simulated(decided(main))
+    for n in (0, 3, 9):
+        out, want = torch.full((rows, 64), float("nan")), torch.zeros(rows, 64).double()
+        kernel(q, k, out, n)
+        for step in range(5):
+            tile = k[step * 32 : step * 32 + 32].double()
+            want = want * (2 if step >= n else 1) + (q.double() @ tile.T).bfloat16().double() @ tile
+        close(out, want, 100_000)
+
+
+@pytest.mark.parametrize("columns", [48, 96, 160])
+def test_columns_that_warpgroups_share_unevenly_with_the_swizzle(columns):
+    """Half of 96 columns begins inside of a 64-byte swizzle block, half of 48 inside of any."""
+
+    @T.prim_func
+    def main(
+        Q: T.Tensor((64, 64), "bfloat16"), K: T.Tensor((128, 64), "bfloat16"), V: T.Tensor((128, columns), "bfloat16"),
+        Out: T.Tensor((64, columns), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=256) as bx:
+            q, k = T.alloc_shared((64, 64), "bfloat16"), T.alloc_shared((32, 64), "bfloat16")
+            v, p = T.alloc_shared((32, columns), "bfloat16"), T.alloc_shared((64, 32), "bfloat16")
+            s, acc = T.alloc_fragment((64, 32), "float32"), T.alloc_fragment((64, columns), "float32")
+            T.copy(Q, q)
+            T.clear(acc)
+            for step in T.Pipelined(4, num_stages=2):
+                T.copy(K[step * 32, 0], k)
+                T.copy(V[step * 32, 0], v)
+                T.gemm(q, k, s, transpose_B=True, clear_accum=True)
+                T.copy(s, p)
+                T.gemm(p, v, acc)
+            T.copy(acc, Out)
+
+    g = torch.Generator().manual_seed(columns)
+    q, k, v = ((torch.randn(*shape, generator=g) / 4).bfloat16() for shape in ((64, 64), (128, 64), (128, columns)))
+    out = torch.full((64, columns), float("nan"))
+    func = decided(main)
+    simulated(func)(q, k, v, out)
+    close(out, (q.double() @ k.double().T).bfloat16().double() @ v.double(), 10_000)
+    if columns == 48:
+        assert "would cross swizzle blocks" in reason(func, "gemm_instruction")

@@ -28,14 +28,15 @@ from .matrix_moves import MatrixMove, load_a, load_b, store_c
 from .partition import WarpPartition, halves_of_k, partition, policy_names, register_policy, unregister_policy
 from .reduction import ReducePlan, lanes_for_reduce
 from .relations import BROADCAST, contains, register_in, same_owners
-from .shared import LayoutChoice, SharedLayout, choose, why_not_swizzled
+from .shared import SPANS, LayoutChoice, SharedLayout, choose, crosses, why_not_swizzled
 from .wgmma import OperandDescriptor, operand_descriptor
 
 __all__ = [
     "BROADCAST", "INSTRUCTIONS", "MMA", "REG", "THREAD", "WGMMA", "Access", "Digit", "Fragment", "Instruction",
     "LayoutChoice", "LayoutError", "MatrixMove", "OperandDescriptor", "PlacedDigit", "ReducePlan", "Replica",
-    "SharedLayout", "WarpPartition", "a_atom", "a_fragment", "accumulator_fragment", "allowed_triples", "b_atom",
-    "b_fragment", "c_atom", "choose", "column_access", "conflicts", "contains", "copy_fragment", "default_fragment",
+    "SPANS", "SharedLayout", "WarpPartition", "a_atom", "a_fragment", "accumulator_fragment", "allowed_triples",
+    "b_atom", "b_fragment", "c_atom", "choose", "column_access", "conflicts", "contains", "copy_fragment",
+    "crosses", "default_fragment",
     "feeds_a_operand", "find_instruction", "fragment_accesses", "halves_of_k", "lanes_for_reduce", "load_a", "load_b",
     "operand_descriptor", "partition", "policy_names", "register_in", "register_policy", "replicated_fragment",
     "row_vector_access", "same_owners", "store_c", "supported", "unregister_policy", "wavefronts", "wgmma_valid_n",

@@ -280,7 +280,26 @@ MAX_WASTE = 1.25
 ACCESSES = ("wgmma", "tma", "ldmatrix", "vector", "word")
 
 
-def choose(shape: Sequence[int], dtype_bits: int, access: str | Iterable[str] = ("vector",)) -> LayoutChoice:
+def crosses(starts: Iterable[tuple[int, int]], dtype_bits: int, span: int) -> bool:
+    """Whether an MN-major operand of wgmma would begin inside a swizzle block and end in the next one.
+
+    Parameters
+    ----------
+    starts : iterable of (int, int)
+        First column and columns of each instruction's operand.
+    dtype_bits, span : int
+        Width of an element; bytes of a swizzle block.
+    """
+    block = span * 8 // dtype_bits
+    return any(start % block and start % block + extent > block for start, extent in starts)
+
+
+def choose(
+    shape: Sequence[int],
+    dtype_bits: int,
+    access: str | Iterable[str] = ("vector",),
+    starts: Sequence[tuple[int, int]] = (),
+) -> LayoutChoice:
     """Choose a tile's layout from how it is accessed.
 
     The widest swizzle that divides the rows; else rows padded so that the accesses have no bank conflicts (unless TMA
@@ -291,6 +310,8 @@ def choose(shape: Sequence[int], dtype_bits: int, access: str | Iterable[str] = 
     ----------
     access : str or iterable of str
         Any of ``wgmma``, ``tma``, ``ldmatrix``, ``vector`` (16-byte rows), ``word``.
+    starts : sequence of (int, int)
+        First column and columns of wgmma operands that lie along the rows (MN-major).
 
     Raises
     ------
@@ -305,12 +326,13 @@ def choose(shape: Sequence[int], dtype_bits: int, access: str | Iterable[str] = 
     plain = SharedLayout.row_major(shape, dtype_bits)
     why = why_not_swizzled(shape, dtype_bits)
     for span in SPANS:
-        if why_not_swizzled(shape, dtype_bits, span) is None:
+        if why_not_swizzled(shape, dtype_bits, span) is None and not crosses(starts, dtype_bits, span):
             layout = SharedLayout.swizzled(shape, dtype_bits, span)
             if wanted.isdisjoint(("wgmma", "tma")) and (layout.rows == 1 or layout.bytes > MAX_WASTE * plain.bytes):
                 why = f"its {layout.rows} rows are too few, a swizzle would take {layout.bytes} bytes for {plain.bytes}"
                 break
-            return LayoutChoice(layout, True, f"{span} bytes is the widest swizzle that divides the rows")
+            parts = " and keeps operands in its blocks" if crosses(starts, dtype_bits, SPANS[0]) else ""
+            return LayoutChoice(layout, True, f"{span} bytes is the widest swizzle that divides the rows{parts}")
     if "wgmma" in wanted:
         raise LayoutError(f"wgmma reads swizzled tiles only, and {shape} of {dtype_bits}-bit elements cannot be: {why}")
     if len(shape) < 2 or shape[-2] == 1:

@@ -7,13 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tvm import tirx
+
 from ..errors import TileShapeError, TileTargetError, TileTypeError
 from ..ir.ops import GemmOp
-from ..layout import MMA, WGMMA, Instruction, LayoutError, SharedLayout, allowed_triples, supported, why_not_swizzled
+from ..layout import (
+    MMA,
+    SPANS,
+    WGMMA,
+    Instruction,
+    LayoutError,
+    SharedLayout,
+    WarpPartition,
+    allowed_triples,
+    crosses,
+    partition,
+    supported,
+    why_not_swizzled,
+)
 from .analysis import FRAGMENT, SHARED, KernelView, Site, dtype_bits
 from .rule import GIVEN, Decision, NotApplicable, Rule, TileSchedule
 
-__all__ = ["FMA", "choose_instruction", "gemm_instruction", "operand_dtypes", "why_not_wgmma"]
+__all__ = ["FMA", "choose_instruction", "gemm_instruction", "operand_dtypes", "operand_starts", "why_not_wgmma"]
 
 FMA = "fma"
 
@@ -34,6 +49,45 @@ def _on_cuda_cores(op: GemmOp) -> str | None:
     return None
 
 
+def operand_starts(op: GemmOp, part: WarpPartition, buffer) -> list[tuple[int, int]]:
+    """First column and columns of the instructions' operands that lie along the rows of a tile (MN-major).
+
+    Parameters
+    ----------
+    op : GemmOp
+        A product by wgmma.
+    part : WarpPartition
+        Its split over warpgroups.
+    buffer : Var
+        The tile behind A or B.
+    """
+    found: list[tuple[int, int]] = []
+    for region, along, groups, repeat, extent in (
+        (op.a, op.trans_a, part.m_groups, part.m_repeat, part.instruction_m),
+        (op.b, not op.trans_b, part.n_groups, part.n_repeat, part.instruction_n),
+    ):
+        if along and region.scope == SHARED and region.buffer.same_as(buffer):
+            first = region.mins[-1]
+            first = int(first) if isinstance(first, int | tirx.IntImm) else 0
+            found += [(first + n * extent, extent) for n in range(groups * repeat)]
+    return found
+
+
+def _why_not_apart(op: GemmOp, threads: int, instruction: Instruction) -> str | None:
+    """Why no swizzle keeps the operands of all warpgroups in its blocks, or None."""
+    try:
+        part = partition(op.policy, op.m, op.n, threads // 32, instruction)
+    except LayoutError:
+        return None  # the policy's own error says more
+    for name, region in (("A", op.a), ("B", op.b)):
+        starts = operand_starts(op, part, region.buffer)
+        bits = dtype_bits(region.dtype)
+        spans = [s for s in SPANS if why_not_swizzled(region.shape, bits, s) is None]
+        if starts and all(crosses(starts, bits, span) for span in spans):
+            return f"{name} ({region.buffer.name}) would cross swizzle blocks where warpgroups share its {op.n} columns"
+    return None
+
+
 def why_not_wgmma(op: GemmOp, threads: int, hw) -> str | None:
     """Why wgmma cannot compute a product, or None where it can."""
     if not supported(WGMMA, hw.sm):
@@ -47,9 +101,9 @@ def why_not_wgmma(op: GemmOp, threads: int, hw) -> str | None:
         return f"M = {op.m} is no multiple of 64"
     if op.n % 8:
         return f"N = {op.n} is no multiple of 8"
-    k = next(i.k for i in supported(WGMMA, hw.sm) if (i.a_dtype, i.b_dtype, i.c_dtype) == triple)
-    if op.k % k:
-        return f"K = {op.k} is no multiple of {k}"
+    instruction = next(i for i in supported(WGMMA, hw.sm) if (i.a_dtype, i.b_dtype, i.c_dtype) == triple)
+    if op.k % instruction.k:
+        return f"K = {op.k} is no multiple of {instruction.k}"
     bits = dtype_bits(op.b.dtype)
     for name, region, k_contiguous in (("A", op.a, not op.trans_a), ("B", op.b, op.trans_b)):
         if region.scope != SHARED:
@@ -63,7 +117,7 @@ def why_not_wgmma(op: GemmOp, threads: int, hw) -> str | None:
         return "A in registers cannot be transposed"
     if op.mask is not None:
         return "a tile mask merges the accumulator on the CUDA cores"
-    return None
+    return _why_not_apart(op, threads, instruction)
 
 
 def choose_instruction(

@@ -112,10 +112,17 @@ def shared_uses(kernel: KernelView, roles: dict | None = None) -> list[SharedUse
         span = live_span(kernel, buffer)
         if span is None or buffer.name not in layouts or copies.get(buffer.name) == 0:
             continue
+        if kernel.split and _beside_the_back(kernel, buffer):
+            span = (0, span[1])
         layout = layouts[buffer.name]
         size = -(-layout.bytes // layout.alignment) * layout.alignment
         out.append(SharedUse(buffer.name, size, copies.get(buffer.name, 1), *span))
     return out
+
+
+def _beside_the_back(kernel: KernelView, buffer: Var) -> bool:
+    """Whether the front or the producer uses a tile: they run ahead, so that it is live from the start."""
+    return any(s.op.annotations.get("tile.role") != BACK for s, _ in kernel.uses(buffer))
 
 
 def shared_peak(uses: list[SharedUse], total_of: Callable[[SharedUse], int] = lambda u: u.total) -> int:

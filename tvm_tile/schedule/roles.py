@@ -7,14 +7,15 @@ of the loops.
 
 from __future__ import annotations
 
-from ..ir.ops import CopyOp, GemmOp
-from .analysis import GLOBAL, SHARED, KernelView, Site
+from ..ir.ops import CopyOp, GemmOp, SyncOp
+from .analysis import GLOBAL, SHARED, KernelView, Site, scope_of
 from .decisions import (
     BACK_REGISTERS,
     FRONT_REGISTERS,
     FRONT_THREADS,
     PRODUCER_REGISTERS,
     encode,
+    read_convert,
     read_instruction,
     read_partition,
     read_pipeline,
@@ -144,7 +145,18 @@ def _independent(kernel: KernelView) -> bool:
     if kernel.threads != 256:
         return False
     parts = [read_partition(s.op.annotations) for s in kernel.sites if isinstance(s.op, GemmOp)]
-    return all(p is not None and p.n_groups == 1 for p in parts)
+    if any(p is None or p.n_groups != 1 for p in parts):
+        return False
+    # what passes through memory in a loop needs barriers of both, at which one may wait for the other's turn
+    return not any(_meets(kernel, s) for s in kernel.sites if s.loops and not _is_load(s))
+
+
+def _meets(kernel: KernelView, site: Site) -> bool:
+    """Whether warps may have to meet because of what an operation writes."""
+    if isinstance(site.op, SyncOp) or read_convert(site.op.annotations):
+        return True
+    written = [a.buffer for a in site.accesses if a.write and a.scope in (SHARED, GLOBAL)]
+    return any(not a.write or scope_of(b) == SHARED for b in written for _, a in kernel.uses(b))
 
 
 def _pipelined(kernel: KernelView):

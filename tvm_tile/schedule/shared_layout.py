@@ -6,9 +6,10 @@ from tvm.ir import Var
 
 from ..errors import TileShapeError
 from ..ir.ops import CopyOp, GemmOp
-from ..layout import LayoutError, SharedLayout, choose, why_not_swizzled
+from ..layout import WGMMA, LayoutError, SharedLayout, choose, crosses, why_not_swizzled
 from .analysis import GLOBAL, SHARED, KernelView, dtype_bits, static_shape
-from .decisions import read_instruction, read_shared
+from .decisions import read_instruction, read_partition, read_shared
+from .gemm_instruction import operand_starts
 from .rule import GIVEN, Decision, NotApplicable, Rule, TileSchedule, shape_error
 
 __all__ = ["shared_layout"]
@@ -63,6 +64,14 @@ def _check(kernel: KernelView, buffer: Var, layout: SharedLayout) -> None:
             f"{buffer.ty.dtype}",
             kernel.location,
         )
+    starts = _starts(kernel, buffer)
+    if layout.span and crosses(starts, layout.dtype_bits, layout.span):
+        raise TileShapeError(
+            f"the layout given for {buffer.name} is {layout}, but wgmma reads its columns in parts that start inside "
+            f"of a swizzle block ({', '.join(str(s) for s, _ in starts)})",
+            kernel.location,
+            "use a narrower swizzle",
+        )
     if kernel.views(buffer) and (layout.span or layout.pad):
         raise TileShapeError(
             f"{buffer.name} has the layout {layout}, but T.view / T.reshape sees its rows back to back",
@@ -83,7 +92,7 @@ def _choose(kernel: KernelView, buffer: Var) -> tuple[SharedLayout, str, bool]:
     if len(shape) < 2:
         return plain, "one row", False
     try:
-        choice = choose(shape, bits, accesses)
+        choice = choose(shape, bits, accesses, _starts(kernel, buffer))
     except LayoutError as err:
         raise shape_error(err, f"shared tile {buffer.name}", kernel.location) from err
     users = " and ".join(sorted(accesses))
@@ -91,6 +100,18 @@ def _choose(kernel: KernelView, buffer: Var) -> tuple[SharedLayout, str, bool]:
         return choice.layout, f"{choice.reason}; for {users} accesses", False
     asked = kernel.info.swizzle is not None and "ldmatrix" in accesses
     return choice.layout, choice.reason + (" (T.use_swizzle is in effect)" if asked else ""), asked
+
+
+def _starts(kernel: KernelView, buffer: Var) -> list[tuple[int, int]]:
+    """First column and columns of each wgmma operand that lies along the rows of a tile."""
+    found: list[tuple[int, int]] = []
+    for site, access in kernel.uses(buffer):
+        if not isinstance(site.op, GemmOp):
+            continue
+        instruction, part = read_instruction(site.op.annotations), read_partition(site.op.annotations)
+        if instruction is not None and part is not None and instruction.family == WGMMA:
+            found += operand_starts(site.op, part, access.buffer)
+    return found
 
 
 def _kinds(kernel: KernelView, buffer: Var) -> set[str]:

@@ -18,7 +18,7 @@ from tvm.ir import Var
 
 from ...ir.visit import walk
 from .build import const
-from .program import CondNode, LoopNode, Node, OpNode, clone
+from .program import CondNode, LoopNode, Node, OpNode, clone, walk_nodes
 from .roles import ReleaseNode, RingWaitNode, buffers_of
 from .split_loops import split_at_branch
 
@@ -80,7 +80,9 @@ def _tail(body: list[Node], is_async) -> int | None:
 
 
 def _touch(node: Node) -> list[Var]:
-    return buffers_of(node) + stored_buffers(node) if isinstance(node, OpNode) else []
+    """Buffers that a node's operations touch, those in branches and inner loops included."""
+    inner = [n for n in walk_nodes([node]) if isinstance(n, OpNode)]
+    return [b for n in inner for b in buffers_of(n) + stored_buffers(n)]
 
 
 def stored_buffers(node: OpNode) -> list[Var]:
@@ -110,8 +112,7 @@ def defer_releases(loop: LoopNode, is_async) -> list[Node] | None:
     if tail is None or not isinstance(body[-1], ReleaseNode):
         return None
     accumulator = [body[tail].op.c.buffer]
-    others = [n for i, n in enumerate(body) if i != tail and isinstance(n, OpNode)]
-    if any(_meet(accumulator, _touch(n)) for n in others):
+    if any(_meet(accumulator, _touch(n)) for i, n in enumerate(body) if i != tail):
         return None
     releases = body[tail + 1 :]
     begun = loop.var > loop.start
@@ -131,7 +132,7 @@ def _would_starve(body: list[Node], head_end: int, slots: list[Var]) -> bool:
     """
     for node in body:
         if isinstance(node, RingWaitNode) and node.ring.slots < 3 and _meet(list(node.ring.buffers), slots):
-            if any(_meet(list(node.ring.buffers), _touch(n)) for n in body[: head_end + 1] if isinstance(n, OpNode)):
+            if any(_meet(list(node.ring.buffers), _touch(n)) for n in body[: head_end + 1]):
                 return True
     return False
 
@@ -165,10 +166,10 @@ def rotate(loop: LoopNode, is_async, turns: bool = False, room=None) -> list[Nod
     early = [n for n in middle if isinstance(n, ReleaseNode)]
     middle = [n for n in middle if not any(n is x for x in [*waits, *early])]
     releases = body[tail + 1 :]
-    # the wait for G's tiles and the hand-back of the last ones stand where the middle first needs what G works on
-    at = next(
-        (i for i, n in enumerate(middle) if isinstance(n, OpNode) and _meet(own, _on_chip(_touch(n)))), len(middle)
-    )
+    # the wait for G's tiles and the hand-back of the last ones stand where the middle first needs what G works on, or
+    # changes a tile that G reads
+    waited = [*own, *(b for n in waits for b in n.ring.buffers)]
+    at = next((i for i, n in enumerate(middle) if _meet(waited, _on_chip(_touch(n)))), len(middle))
     first = {loop.var: loop.start}
     last = {loop.var: loop.start + loop.extent - 1}
     some = tirx.convert(loop.extent) > 0
