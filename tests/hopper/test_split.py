@@ -484,3 +484,46 @@ def test_columns_that_warpgroups_share_unevenly_with_the_swizzle(columns):
     close(out, (q.double() @ k.double().T).bfloat16().double() @ v.double(), 10_000)
     if columns == 48:
         assert "would cross swizzle blocks" in reason(func, "gemm_instruction")
+
+
+def test_a_store_is_fenced_at_whichever_barrier_comes_first():
+    """P is stored, then a sum over warps meets at a barrier of its own: wgmma still needs the fence between proxies."""
+
+    @T.prim_func
+    def main(
+        Q: T.Tensor((128, 64), "bfloat16"), K: T.Tensor((144, 64), "bfloat16"), Out: T.Tensor((128, 64), "float32"),
+        Sums: T.Tensor((128,), "float32"), n: T.int32,
+    ):  # fmt: skip
+        with T.Kernel(1, threads=256) as bx:
+            q, k = T.alloc_shared((128, 64), "bfloat16"), T.alloc_shared((48, 64), "bfloat16")
+            v, p = T.alloc_shared((48, 64), "bfloat16"), T.alloc_shared((128, 48), "bfloat16")
+            s, acc = T.alloc_fragment((128, 48), "float32"), T.alloc_fragment((128, 64), "float32")
+            part, total = T.alloc_fragment((128,), "float32"), T.alloc_fragment((128,), "float32")
+            T.copy(Q, q)
+            T.clear(acc)
+            T.clear(total)
+            for step in T.Pipelined(n, num_stages=2):
+                T.copy(K[step * 48, 0], k)
+                T.copy(K[step * 48, 0], v)
+                T.gemm(q, k, s, transpose_B=True, clear_accum=True, policy=T.GemmWarpPolicy.FullCol)
+                T.copy(s, p)
+                T.reduce_sum(s, part, dim=1)
+                for i in T.Parallel(128):
+                    total[i] = T.max(total[i] * 0.5, part[i])
+                T.gemm(p, v, acc, policy=T.GemmWarpPolicy.FullCol)
+            T.copy(acc, Out)
+            T.copy(total, Sums)
+
+    g = torch.Generator().manual_seed(11)
+    q, k = ((torch.randn(rows, 64, generator=g) / 4).bfloat16() for rows in (128, 144))
+    kernel = simulated(decided(main))
+    for n in (0, 1, 2, 3):
+        out, sums = torch.full((128, 64), float("nan")), torch.full((128,), float("nan"))
+        kernel(q, k, out, sums, n)
+        want, total = torch.zeros(128, 64).double(), torch.zeros(128).double()
+        for step in range(n):
+            tile = k[step * 48 : step * 48 + 48].double()
+            s = (q.double() @ tile.T).float()
+            want, total = want + s.bfloat16().double() @ tile, torch.maximum(total * 0.5, s.double().sum(1))
+        close(out, want, 100_000)
+        close(sums, total, 100_000)

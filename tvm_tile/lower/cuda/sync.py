@@ -138,7 +138,7 @@ class _Inserter:
             elif isinstance(node, RawNode):
                 state = self._step(out, node, self._reads(node.stmt), [], state)
             elif isinstance(node, BarrierNode):
-                out.append(node)
+                out.append(BarrierNode(node.fence or self._unfenced(state), node.frees))
                 state = _State()
             elif isinstance(node, CommitNode | WaitNode) or hasattr(node, "ring") or hasattr(node, "enter"):
                 out.append(node)  # orders asynchronous work; says nothing about the threads among each other
@@ -214,8 +214,7 @@ class _Inserter:
         ]
         if not new:
             return after
-        fence = any(b.same_as(read) or self.overlap(b, read) for b in new for read in self.asynchronous)
-        then.append(BarrierNode(fence, ()))
+        then.append(BarrierNode(self._unfenced(after), ()))
         return _State([i for i in after.pending if i.access.agent == "async" and not i.write])
 
     def _step(self, out: list, node, reads: list[Access], writes: list[Access], state: _State) -> _State:
@@ -259,7 +258,8 @@ class _Inserter:
         """Add a barrier. What products in flight read stays pending, unless the barrier is there because of it."""
         in_flight = [i for i in state.pending if i.access.agent == "async" and not i.write]
         freed = [i for i in in_flight if any(self._meet(w, i.access) for w in writes)]
-        out.append(BarrierNode(self._crosses_proxy(reads, state), tuple(i.access.buffer for i in freed)))
+        fence = self._unfenced(state) or self._crosses_proxy(reads, state)
+        out.append(BarrierNode(fence, tuple(i.access.buffer for i in freed)))
         return _State([i for i in in_flight if all(i is not f for f in freed)])
 
     def _crosses_proxy(self, reads: list[Access], state: _State) -> bool:
@@ -268,6 +268,18 @@ class _Inserter:
             item.write and item.access.agent != "async" and access.agent == "async" and self._meet(access, item.access)
             for item in state.pending
             for access in reads
+        )
+
+    def _unfenced(self, state: _State) -> bool:
+        """Whether a barrier's threads stored what the async proxy may read later.
+
+        Whatever the barrier stands there for, the stores are not remembered behind it. What cp.async wrote is fenced
+        where it is waited for.
+        """
+        return any(
+            self.overlap(buffer, read) or buffer.same_as(read)
+            for buffer in (i.access.buffer for i in state.pending if i.write and i.access.agent == "generic")
+            for read in self.asynchronous
         )
 
     def _meet(self, a: Access, b: Access) -> bool:
