@@ -65,8 +65,11 @@ def _accumulation(kernel: KernelView, site: Site) -> Var | str:
             return f"{other.name} needs {total.name} inside the loop"
         if other.position < loop.position and access.write and not _clears(other):
             return f"{total.name} does not start at zero"
-    if not any(_clears(s) and s.position < loop.position for s, a in kernel.uses(total) if a.write):
-        return f"{total.name} is not cleared before the loop"
+    # each time that the loop begins: a loop around it would go on with sums that are combined already
+    outside = site.path[: next(n for n, scope in enumerate(site.path) if scope is loop)]
+    clears = [s for s, a in kernel.uses(total) if a.write and _clears(s) and s.position < loop.position]
+    if not any(s.path == outside for s in clears):
+        return f"{total.name} is not cleared right before the loop"
     return total
 
 
