@@ -16,7 +16,7 @@ from tvm.tirx import For, IterVar, is_buffer_var
 from ..errors import InternalError
 from .visit import rewrite, substitute, walk
 
-__all__ = ["finish", "rebuild_block"]
+__all__ = ["finish", "rebuild_block", "substituted_block"]
 
 #: TVM's simplifier needs several rounds for some quotients; it does not cycle on any that was seen.
 _SIMPLIFY_ROUNDS = 8
@@ -70,6 +70,18 @@ def rebuild_block(block: SBlock, **changes) -> SBlock:
     }
     fields.update(changes)
     return SBlock(**fields)
+
+
+def substituted_block(block: SBlock, mapping: dict, **changes) -> SBlock:
+    """The block with variables replaced in its regions, body and initial value, and some of its fields changed."""
+    return rebuild_block(
+        block,
+        reads=[substitute(r, mapping) for r in block.reads],
+        writes=[substitute(w, mapping) for w in block.writes],
+        body=substitute(block.body, mapping),
+        init=None if block.init is None else substitute(block.init, mapping),
+        **changes,
+    )
 
 
 def _settle_extents(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -195,15 +207,7 @@ def _bind_outer_loops(func: tirx.PrimFunc) -> tirx.PrimFunc:
             mapping[var] = axis
             axes.append(IterVar(Range.from_min_extent(loop.min, loop.extent), axis, IterVar.DataPar))
             values.append(var)
-        inner = rebuild_block(
-            inner,
-            iter_vars=axes,
-            reads=[substitute(r, mapping) for r in inner.reads],
-            writes=[substitute(w, mapping) for w in inner.writes],
-            body=substitute(inner.body, mapping),
-            init=None if inner.init is None else substitute(inner.init, mapping),
-            span=span,
-        )
+        inner = substituted_block(inner, mapping, iter_vars=axes, span=span)
         return SBlockRealize(values, realize.predicate, inner)
 
     return rewrite(func, [(For, on_for), (SBlockRealize, on_realize)])

@@ -19,7 +19,7 @@ from tvm.tirx.stmt import DeclBuffer
 
 from ..errors import SourceLocation
 from ..ir.kernels import KernelInfo, kernels_of, plain
-from ..ir.ops import CumsumOp, GemmOp, Region, TileOp, match_op, read_op
+from ..ir.ops import CopyOp, CumsumOp, GemmOp, Region, TileOp, match_op, read_op
 from ..ir.visit import mentions, walk
 from .decisions import FRONT, FRONT_THREADS
 
@@ -158,6 +158,17 @@ class Site:
         return self.op.location
 
     @property
+    def role(self) -> str | None:
+        """Which group of consumer warps does it (``tile.role``), None where all do, or for a load."""
+        return self.op.annotations.get("tile.role")
+
+    @property
+    def is_load(self) -> bool:
+        """Whether it copies from a tensor to a shared tile."""
+        op = self.op
+        return isinstance(op, CopyOp) and op.src.scope == GLOBAL and op.dst.scope == SHARED
+
+    @property
     def extents(self) -> list[int | None]:
         """Extents of the axes, None where symbolic."""
         return [axis.size for axis in self.op.axes]
@@ -209,7 +220,7 @@ class KernelView:
     @cached_property
     def split(self) -> bool:
         """Whether consumer warps have different roles (front and back)."""
-        return any("tile.role" in site.op.annotations for site in self.sites)
+        return any(site.role for site in self.sites)
 
     def buffers(self, scope: str) -> list[Var]:
         """Allocated buffers of a scope."""

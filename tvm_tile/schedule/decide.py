@@ -93,7 +93,6 @@ def decide(func: tirx.PrimFunc, hw, rules: Sequence[Rule] | None = None, whole: 
             advice="keep the function as it was before decide()",
         )
     check_layouts(func)
-    check_groups(func)
     rules = default_rules(hw) if rules is None else rules
     if all(rule.name != "roles" for rule in rules):
         return _decided(func, hw, rules, [])
@@ -128,6 +127,7 @@ def _why_no_roles(func: tirx.PrimFunc, kernel: str) -> str:
 
 def _decided(func: tirx.PrimFunc, hw, rules: Sequence[Rule], log: list[list]) -> tirx.PrimFunc:
     sch = TileSchedule(func)
+    check_groups(sch.kernels)
     log = list(log)
     for rule in rules:
         answers = rule.apply(sch, hw)

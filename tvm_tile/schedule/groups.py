@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from tvm import tirx
 from tvm.ir import Var
 
 from ..errors import SourceLocation, TileTargetError
 from ..ir.visit import mentions
-from .analysis import SHARED, KernelView, Scope, kernel_views, scope_of
+from .analysis import SHARED, KernelView, Scope, scope_of
 
 __all__ = ["check_groups"]
 
 
-def check_groups(func: tirx.PrimFunc) -> None:
+def check_groups(kernels: list[KernelView]) -> None:
     """Refuse what one warpgroup holds in registers and others would need.
 
     Parameters
     ----------
-    func : PrimFunc
-        Tile IR.
+    kernels : list of KernelView
+        The analysed kernels of a function.
 
     Raises
     ------
     TileTargetError
         For a fragment or a variable that is used in a ``T.ws`` block and outside of it, or in those of two warpgroups.
     """
-    for kernel in kernel_views(func):
+    for kernel in kernels:
         if not any(s.kind == "group" for site in [*kernel.sites, *kernel.raw] for s in site.path):
             continue
         for buffer in kernel.info.buffers:

@@ -12,7 +12,7 @@ from tvm.ir import Range, TensorLoad, Var
 from tvm.s_tir import SBlock, SBlockRealize
 from tvm.tirx import BufferStore, For, ForKind, IterVar, SeqStmt
 
-from ..ir.normalize import rebuild_block
+from ..ir.normalize import rebuild_block, substituted_block
 from ..ir.ops import CopyOp, GemmOp, match_op, read_op
 from ..ir.visit import rewrite, substitute
 from .analysis import GLOBAL, SHARED, KernelView, Scope, Site, dtype_bits
@@ -81,17 +81,15 @@ def _in_two(stmt, axis: int, old: Var, first: Var, rest: Var, columns: int):
     block = realize.block
     whole = int(block.iter_vars[axis].dom.extent)
     name = str(block.name_hint)
-    swapped = {part: [substitute(r, {old: first}) for r in getattr(block, part)] for part in ("reads", "writes")}
-    body = substitute(block.body, {old: first})
-    init = block.init if block.init is None else substitute(block.init, {old: first})
-    head = rebuild_block(block, body=body, init=init, **swapped)
+    head = substituted_block(block, {old: first})
 
     var = block.iter_vars[axis].var
-    moved = {part: [_shifted_region(r, var, columns, old, rest) for r in getattr(block, part)] for part in swapped}
+    reads = [_shifted_region(r, var, columns, old, rest) for r in block.reads]
+    writes = [_shifted_region(r, var, columns, old, rest) for r in block.writes]
     if block.init is not None:
-        moved["reads"] = [*moved["writes"], *moved["reads"]]  # what is added to is read too
+        reads = [*writes, *reads]  # what is added to is read too
     body = _shifted(block.body, var, columns, old, rest)
-    tail = rebuild_block(block, name_hint=f"{name}_rest", body=body, init=None, **moved)
+    tail = rebuild_block(block, name_hint=f"{name}_rest", body=body, init=None, reads=reads, writes=writes)
     parts = [(head, columns), (tail, whole - columns)]
     return SeqStmt([_on_range(loops, realize, made, axis, extent) for made, extent in parts])
 
@@ -142,14 +140,7 @@ def _renamed(stmt):
     fresh = {v: Var(v.name, v.ty) for v in old}
     block = realize.block
     axes = [IterVar(axis.dom, fresh.get(axis.var, axis.var), axis.iter_type) for axis in block.iter_vars]
-    block = rebuild_block(
-        block,
-        iter_vars=axes,
-        reads=[substitute(r, fresh) for r in block.reads],
-        writes=[substitute(w, fresh) for w in block.writes],
-        body=substitute(block.body, fresh),
-        init=None if block.init is None else substitute(block.init, fresh),
-    )
+    block = substituted_block(block, fresh, iter_vars=axes)
     values = [substitute(v, fresh) for v in realize.iter_values]
     out = SBlockRealize(values, realize.predicate, block, realize.span)
     for loop in reversed(loops):

@@ -15,7 +15,7 @@ from tvm.tirx import BufferStore, is_buffer_var
 from ..errors import TileShapeError
 from ..ir.ops import CopyOp, GemmOp
 from ..ir.visit import walk
-from .analysis import GLOBAL, SHARED, KernelView, Scope, Site, dtype_bits, scope_of, static_shape
+from .analysis import GLOBAL, KernelView, Scope, Site, dtype_bits, scope_of, static_shape
 from .decisions import PipelineDecision, read_copy, read_pipeline
 from .manual_pipeline import plan_manual
 from .rule import GIVEN, Decision, NotApplicable, Rule, TileSchedule
@@ -118,7 +118,7 @@ def _check_given(kernel: KernelView, scope: Scope, given: dict, producers: list[
 
 def find_producers(kernel: KernelView, path, scope: Scope, inside: list[Site]) -> list[Producer]:
     """The copies from tensors to shared tiles of a loop, each with what keeps it from being issued ahead, if any."""
-    copies = [s for s in inside if isinstance(s.op, CopyOp) and s.op.src.scope == GLOBAL and s.op.dst.scope == SHARED]
+    copies = [s for s in inside if s.is_load]
     found = [Producer(s, _why_not(kernel, path, scope, inside, s)) for s in copies]
     # copies that fill one tile together stand or fall together
     for producer in found:

@@ -122,7 +122,7 @@ def shared_uses(kernel: KernelView, roles: dict | None = None) -> list[SharedUse
 
 def _beside_the_back(kernel: KernelView, buffer: Var) -> bool:
     """Whether the front or the producer uses a tile: they run ahead, so that it is live from the start."""
-    return any(s.op.annotations.get("tile.role") != BACK for s, _ in kernel.uses(buffer))
+    return any(s.role != BACK for s, _ in kernel.uses(buffer))
 
 
 def shared_peak(uses: list[SharedUse], total_of: Callable[[SharedUse], int] = lambda u: u.total) -> int:
@@ -218,7 +218,7 @@ def register_estimate(kernel: KernelView, role: str | None = None) -> tuple[int,
     spans = []
     for buffer in kernel.buffers(FRAGMENT):
         span = live_span(kernel, buffer, renewed=True)
-        if role is not None and all(s.op.annotations.get("tile.role") != role for s, _ in kernel.uses(buffer)):
+        if role is not None and all(s.role != role for s, _ in kernel.uses(buffer)):
             continue
         if span is None or buffer.name not in layouts:
             continue

@@ -7,7 +7,7 @@ of the loops.
 
 from __future__ import annotations
 
-from ..ir.ops import CopyOp, GemmOp, SyncOp
+from ..ir.ops import GemmOp, SyncOp
 from .analysis import GLOBAL, SHARED, KernelView, Site, scope_of
 from .decisions import (
     BACK_REGISTERS,
@@ -86,7 +86,7 @@ def _decide(sch: TileSchedule, kernel: KernelView, hw):
             rings.append({"name": f"load_{site.op.dst.buffer.name}", "copies": [site.name], "slots": 1})
     if kernel.split:
         known = {c for ring in rings for c in ring["copies"]}
-        left = next((s for s in kernel.sites if "tile.role" not in s.op.annotations and s.name not in known), None)
+        left = next((s for s in kernel.sites if s.role is None and s.name not in known), None)
         if left is not None:
             why = "no TMA load that can be issued ahead, and neither the front nor the back has it"
             return NotApplicable(f"not specialised: {left.name} is {why}", kernel.name, "roles")
@@ -148,7 +148,7 @@ def _independent(kernel: KernelView) -> bool:
     if any(p is None or p.n_groups != 1 for p in parts):
         return False
     # what passes through memory in a loop needs barriers of both, at which one may wait for the other's turn
-    return not any(_meets(kernel, s) for s in kernel.sites if s.loops and not _is_load(s))
+    return not any(_meets(kernel, s) for s in kernel.sites if s.loops and not s.is_load)
 
 
 def _meets(kernel: KernelView, site: Site) -> bool:
@@ -183,11 +183,7 @@ def _pipelined(kernel: KernelView):
 
 def _between(kernel: KernelView, left: Site, right: Site) -> bool:
     """Whether an operation that is not a load stands between two loads."""
-    return any(left.position < s.position < right.position and not _is_load(s) for s in kernel.sites)
-
-
-def _is_load(site: Site) -> bool:
-    return isinstance(site.op, CopyOp) and site.op.src.scope == GLOBAL and site.op.dst.scope == SHARED
+    return any(left.position < s.position < right.position and not s.is_load for s in kernel.sites)
 
 
 def _first_use(kernel: KernelView, copy: Site) -> Site | None:
@@ -198,7 +194,7 @@ def _first_use(kernel: KernelView, copy: Site) -> Site | None:
 def _once(kernel: KernelView, taken: set[str]):
     """Loads outside of any loop or branch that fill a tile once and for all."""
     for site in kernel.sites:
-        if not _is_load(site) or site.path or site.name in taken:
+        if not site.is_load or site.path or site.name in taken:
             continue
         buffer = site.op.dst.buffer
         writers = [s for s, a in kernel.uses(buffer) if a.write]

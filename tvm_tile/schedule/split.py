@@ -21,7 +21,7 @@ from tvm.s_tir import SBlock, SBlockRealize
 from tvm.tirx import Bind, For, SeqStmt
 
 from ..ir.normalize import rebuild_block
-from ..ir.ops import CopyOp, GemmOp, match_op
+from ..ir.ops import GemmOp, match_op
 from ..ir.visit import rewrite, substitute
 from .analysis import (
     FRAGMENT,
@@ -169,15 +169,11 @@ def _why_not_shape(kernel: KernelView, gemms: list[Site], hw) -> str | None:
     return None
 
 
-def _is_load(site: Site) -> bool:
-    return isinstance(site.op, CopyOp) and site.op.src.scope == GLOBAL and site.op.dst.scope == SHARED
-
-
 def _assign(kernel: KernelView, final: Site) -> dict[str, str]:
     """Role of every operation that is no load: the back has what touches the accumulator, directly or not."""
     mine = {final.op.c.buffer}
     back = {final.name}
-    loads = {s.name for s in kernel.sites if _is_load(s)}
+    loads = {s.name for s in kernel.sites if s.is_load}
     changed = True
     while changed:
         changed = False
@@ -201,7 +197,7 @@ def _moves_for(kernel: KernelView, site: Site, back: set[str]) -> bool:
     if site.of(FRAGMENT):
         return False
     for access in site.of(SHARED):
-        others = [(s, a) for s, a in kernel.uses(access.buffer) if s.name != site.name and not _is_load(s)]
+        others = [(s, a) for s, a in kernel.uses(access.buffer) if s.name != site.name and not s.is_load]
         if not access.write and any(a.write and s.name in back for s, a in others):
             return True
         later = [s for s, a in others if s.position > site.position and not a.write]
@@ -221,7 +217,7 @@ def _why_not_tiles(kernel: KernelView, plan: _Plan, loop: Scope) -> str | None:
             continue
         if scope_of(buffer) == GLOBAL:
             return f"both roles would use {buffer.name}, which the kernel writes"
-        loads = [s for s, _ in kernel.uses(buffer) if _is_load(s)]
+        loads = [s for s, _ in kernel.uses(buffer) if s.is_load]
         if loads:
             # a tile of this iteration that is changed behind the front's products: the back changes it for itself
             last_read = max((s.position for s, a in uses if roles[s.name] == FRONT), default=0)

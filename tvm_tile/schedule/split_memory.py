@@ -20,9 +20,9 @@ def exchanges(kernel: KernelView) -> list[dict]:
     """Shared tiles that the front writes for the back, those of one loop (or behind it) together."""
     groups: dict[tuple, dict] = {}
     for buffer in kernel.buffers(SHARED):
-        uses = [(s, a) for s, a in kernel.uses(buffer) if "tile.role" in s.op.annotations]
-        writers = [s.name for s, a in uses if a.write and s.op.annotations["tile.role"] == FRONT]
-        readers = [s.name for s, a in uses if not a.write and s.op.annotations["tile.role"] == BACK]
+        uses = list(kernel.uses(buffer))
+        writers = [s.name for s, a in uses if a.write and s.role == FRONT]
+        readers = [s.name for s, a in uses if not a.write and s.role == BACK]
         if not writers or not readers:
             continue
         path = tuple(id(scope) for scope in uses[0][0].path)
@@ -41,7 +41,7 @@ def _free(kernel: KernelView, hw, roles: dict) -> int:
     barriers = 16 * sum(r["slots"] for r in [*roles["rings"], *roles["exchanges"]]) + 16 * (ENOUGH_SLOTS + 1)
     large = shared_peak(uses, lambda u: 0 if u.total <= SMALL else u.total)
     # rows of the front lie within a warp, so that its reductions need no scratch
-    scratch = sum(scratch_bytes(s) for s in kernel.sites if s.op.annotations.get("tile.role") == BACK)
+    scratch = sum(scratch_bytes(s) for s in kernel.sites if s.role == BACK)
     return hw.shared_per_block - round_up(barriers + small, BARRIERS) - scratch - large
 
 
@@ -100,11 +100,11 @@ def _tiles(kernel: KernelView, ring: dict):
 
 
 def _readers(kernel: KernelView, ring: dict) -> list[Site]:
-    return [s for b in _tiles(kernel, ring) for s, _ in kernel.uses(b) if "tile.role" in s.op.annotations]
+    return [s for b in _tiles(kernel, ring) for s, _ in kernel.uses(b) if s.role]
 
 
 def _users(kernel: KernelView, ring: dict) -> set[str]:
-    return {s.op.annotations["tile.role"] for s in _readers(kernel, ring)}
+    return {s.role for s in _readers(kernel, ring)}
 
 
 def _hosts(roles: dict, ring: dict) -> bool:

@@ -30,7 +30,7 @@ from .launch import launch
 from .liveness import live_across_teams
 from .memory import Placement, place_tiles
 from .ops import lower_op, lower_raw
-from .overlap import TurnNode, overlap_iterations, stored_buffers
+from .overlap import TurnNode, overlap_iterations
 from .persistent import persistent_tree
 from .pipeline import PipelinePlan, expand_pipelines
 from .placement import make_storage, viewed_buffer
@@ -308,7 +308,7 @@ class _Lowering:
             return [BarrierNode()]
         lower = lower_gemm if isinstance(node.op, GemmOp) else lower_op
         steps = lower(self.storage, node, self.hw)
-        touched = frozenset(b for b in buffers_of(node) + stored_buffers(node) if b in self.storage.fragments)
+        touched = frozenset(b for b in buffers_of(node) if b in self.storage.fragments)
         for step in steps:
             if isinstance(step, MicroNode):
                 step.fragments = touched

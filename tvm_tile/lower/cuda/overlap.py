@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.ir import Var
 
-from ...ir.visit import walk
 from .build import const
 from .program import CondNode, LoopNode, Node, OpNode, clone, walk_nodes
 from .roles import ReleaseNode, RingWaitNode, buffers_of
 from .split_loops import split_at_branch
 
-__all__ = ["TurnNode", "defer_releases", "overlap_iterations", "rotate", "stored_buffers"]
+__all__ = ["TurnNode", "defer_releases", "overlap_iterations", "rotate"]
 
 
 @dataclass
@@ -82,14 +81,7 @@ def _tail(body: list[Node], is_async) -> int | None:
 def _touch(node: Node) -> list[Var]:
     """Buffers that a node's operations touch, those in branches and inner loops included."""
     inner = [n for n in walk_nodes([node]) if isinstance(n, OpNode)]
-    return [b for n in inner for b in buffers_of(n) + stored_buffers(n)]
-
-
-def stored_buffers(node: OpNode) -> list[Var]:
-    """Buffers that an operation stores to."""
-    found: list[Var] = []
-    walk(node.op.body, (tirx.BufferStore, lambda s: found.append(s.buffer)))
-    return found
+    return [b for n in inner for b in buffers_of(n)]
 
 
 def _meet(left: list[Var], right: list[Var]) -> bool:

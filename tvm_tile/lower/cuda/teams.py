@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from tvm.ir import Var
 from tvm.tirx import Bind
 
+from ...layout.boxes import WARPGROUP
 from ...schedule.decisions import BACK, FRONT, FRONT_THREADS
 from .build import const, seq
 from .program import CondNode, LoopNode, Node, OpNode, SumNode
 from .storage import Storage
 
 __all__ = ["Team", "group_team", "make_teams", "own_nodes"]
-
-WARPGROUP = 128
 
 #: Named barriers of the teams' own; those between are taken by turns and TMA stores.
 BARRIERS = {None: 1, BACK: 1, FRONT: 8}
