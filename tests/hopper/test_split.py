@@ -242,16 +242,45 @@ def mla_roles(**changes):
 
 
 def test_three_slots_for_what_both_roles_read():
-    """Q passes through the last slot of KV, the rotary part makes do with one slot, the front's products go first."""
+    """Q passes through the last slot of KV, the weights take the rotary part's slots, the front's products go first."""
     _, found = mla_roles()
     rings = {r["name"]: r for r in found["rings"]}
-    assert rings["ring_KV_shared"]["slots"] == 3 and rings["ring_K_pe_shared"]["slots"] == 1
+    assert rings["ring_KV_shared"]["slots"] == 3 and rings["ring_K_pe_shared"]["slots"] == 2
     assert rings["load_Q_shared_first"]["inside"] == {"ring": "ring_KV_shared", "slot": 2}
-    assert found["signal"] == 2
+    crossing = found["exchanges"][0]
+    assert crossing["over"] == {"ring": "ring_K_pe_shared", "tile": "S_shared"} and crossing["slots"] == 2
+    assert found["signal"] == 3
     spec, shape = registry.get("flash_mla"), {"batch": 2, "heads": 64, "kv_len": 300}
     config = {"block_H": 64, "block_N": 64, "num_stages": 2, "threads": 256}
     footprint = spec.footprint(spec.complete(shape), "bfloat16", "sm_90", config)
     assert footprint.slots == rings["ring_KV_shared"]["slots"]
+
+
+def test_slots_of_two_tiles_for_any_length():
+    """The rotary part and the weights take turns in two slots: no, one, two and more tiles, without races."""
+    lengths = [0, 1, 64, 65, 190, 330]
+    func = flash_mla(len(lengths), 64, 330, threads=256, block_H=64, block_N=64, num_stages=2)
+    func = func.with_attr("global_symbol", "main").with_attr("target", tvm_tile.target("sm_90"))
+    spec, shape = registry.get("flash_mla"), {"batch": len(lengths), "heads": 64, "kv_len": 330}
+    tensors, outputs = spec.inputs(shape, "bfloat16", "cpu", torch.Generator().manual_seed(5))
+    given = next(t for t in tensors if t.dtype == torch.int32)
+    given.copy_(torch.tensor(lengths, dtype=torch.int32))
+    want = spec.reference(shape, "bfloat16", tensors)
+    for seed in (0, 3):
+        for position in outputs:
+            tensors[position].fill_(float("nan"))
+        simulated(decided(func), seed=seed)(*tensors)
+        rtol, atol = spec.tolerance(shape, "bfloat16")
+        for position, expected in zip(outputs, want, strict=True):
+            torch.testing.assert_close(tensors[position].double(), expected.double(), rtol=rtol, atol=atol)
+
+
+def test_slots_are_not_shared_by_tiles_of_different_size():
+    """Weights of 8 KB do not fit where 4 KB of keys are loaded: the front waits for the back's product."""
+    func = flash_mla(2, 64, 300, pe_dim=32, threads=256, block_H=64, block_N=64, num_stages=2)
+    func = func.with_attr("global_symbol", "main").with_attr("target", tvm_tile.target("sm_90"))
+    found = read_roles(kernel_views(decided(func))[0].info.block)
+    assert all("over" not in e for e in found["exchanges"])
 
 
 def test_two_slots_where_memory_is_short():

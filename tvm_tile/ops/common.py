@@ -17,6 +17,7 @@ from ..ir.visit import mentions
 from ..layout.arith import round_up
 
 __all__ = [
+    "KEPT_GROWTH",
     "LN2",
     "LOG2E",
     "check_choice",
@@ -35,6 +36,10 @@ __all__ = [
 
 LOG2E = math.log2(math.e)
 LN2 = math.log(2.0)
+#: Growth of a row's maximum, in powers of two, that an online softmax lets pass: weights reach 2**8 then, which neither
+#: float16 nor a float32 sum minds, and the accumulator is hardly ever rescaled. Source: FlashAttention-4 (T. Dao et
+#: al., 2025).
+KEPT_GROWTH = 8.0
 _FLOAT32_MAX = 3.4028234663852886e38
 
 

@@ -14,6 +14,7 @@ import tvm_tile.language as T
 
 from ..errors import TileShapeError, TileTypeError
 from .common import (
+    KEPT_GROWTH,
     LN2,
     LOG2E,
     check_dtype,
@@ -341,7 +342,11 @@ def flash_attention(
                     T.copy(scores_max, scores_max_prev)
                     T.reduce_max(acc_s, scores_max, dim=1, clear=False)
                     for i in T.Parallel(block_M):
-                        scores_scale[i] = T.exp2(scores_max_prev[i] * score_scale - scores_max[i] * score_scale)
+                        # a maximum that grew by little stays as it was, so that the accumulator does too
+                        grown = (scores_max[i] - scores_max_prev[i]) * score_scale > KEPT_GROWTH
+                        scores_max[i] = T.if_then_else(grown, scores_max[i], scores_max_prev[i])
+                    for i in T.Parallel(block_M):
+                        scores_scale[i] = T.exp2((scores_max_prev[i] - scores_max[i]) * score_scale)
                     for i, j in T.Parallel(block_M, block_N):
                         acc_s[i, j] = T.exp2(acc_s[i, j] * score_scale - scores_max[i] * score_scale)
                     T.reduce_sum(acc_s, scores_sum, dim=1)

@@ -15,6 +15,7 @@ import tvm_tile.language as T
 
 from ..errors import TileShapeError, TileTypeError
 from .common import (
+    KEPT_GROWTH,
     LN2,
     LOG2E,
     check_dtype,
@@ -281,7 +282,11 @@ def flash_mla(
                 T.copy(scores_max, scores_max_prev)
                 T.reduce_max(acc_s, scores_max, dim=1, clear=False)
                 for i in T.Parallel(block_H):
-                    scores_scale[i] = T.exp2(scores_max_prev[i] * scale - scores_max[i] * scale)
+                    # a maximum that grew by little stays as it was, so that the accumulator does too
+                    grown = (scores_max[i] - scores_max_prev[i]) * scale > KEPT_GROWTH
+                    scores_max[i] = T.if_then_else(grown, scores_max[i], scores_max_prev[i])
+                for i in T.Parallel(block_H):
+                    scores_scale[i] = T.exp2((scores_max_prev[i] - scores_max[i]) * scale)
                 for i, j in T.Parallel(block_H, block_N):
                     acc_s[i, j] = T.exp2(acc_s[i, j] * scale - scores_max[i] * scale)
                 T.reduce_sum(acc_s, scores_sum, dim=1)

@@ -18,6 +18,7 @@ from .deferred_sums import deferred_sums
 from .fragment_layout import fragment_layout
 from .gemm_instruction import gemm_instruction
 from .groups import check_groups
+from .l2_policy import l2_policy
 from .layout_check import check_layouts
 from .loop_layout import loop_layout
 from .persistent import persistent
@@ -29,6 +30,7 @@ from .rule import Decision, NotApplicable, Rule, TileSchedule
 from .shared_layout import shared_layout
 from .split import split_roles
 from .tma_store import tma_store
+from .unit_factors import unit_factors
 from .warp_policy import warp_policy
 
 __all__ = ["decide", "default_rules"]
@@ -54,8 +56,9 @@ def default_rules(hw=None, instruction_families: Sequence[str] | None = None) ->
         copy_instruction,
         loop_layout,
         deferred_sums,
+        unit_factors,
         pipeline,
-        *([roles(), box_rows, persistent, tma_store] if WGMMA in instruction_families else []),
+        *([roles(), box_rows, l2_policy, persistent, tma_store] if WGMMA in instruction_families else []),
         rasterisation,
         alignment,
         resources,

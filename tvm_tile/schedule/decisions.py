@@ -54,6 +54,8 @@ __all__ = [
     "FRONT",
     "FRONT_REGISTERS",
     "FRONT_THREADS",
+    "L2_POLICIES",
+    "OFF",
     "PRODUCER_REGISTERS",
     "PipelineDecision",
     "encode",
@@ -63,6 +65,7 @@ __all__ = [
     "read_copy",
     "read_fragments",
     "read_instruction",
+    "read_l2",
     "read_log",
     "read_loop",
     "read_machine",
@@ -75,6 +78,7 @@ __all__ = [
     "read_rows",
     "read_shared",
     "read_slots",
+    "read_unit_factors",
     "read_vector",
     "read_window",
 ]
@@ -85,6 +89,12 @@ FRONT, BACK = "front", "back"
 FRONT_THREADS = 128
 #: Registers a thread of each role: one warpgroup loads, two accumulate, one makes their operand; 512 in sum.
 PRODUCER_REGISTERS, BACK_REGISTERS, FRONT_REGISTERS = 24, 160, 168
+
+#: What L2 may do with a load (``tile.l2``) -> the policy as ``createpolicy.fractional`` makes it for all of the data;
+#: None for a load without a policy.
+L2_POLICIES = {"evict_first": 0x12F0000000000000, "evict_normal": None}
+#: Value of ``tile.unit_factors`` that switches the vote off.
+OFF = "off"
 
 COPY_KINDS = ("cp.async", "vector", "scalar", "ldmatrix", "stmatrix", "registers", "staged", "tma")
 
@@ -261,19 +271,32 @@ def read_rows(annotations) -> int | None:
     return None if value is None else int(plain(value))
 
 
+def read_l2(annotations) -> str | None:
+    """What L2 does with a load, None where nothing was decided."""
+    value = _notes(annotations).get("tile.l2")
+    return None if value is None else str(plain(value))
+
+
 def read_deferred(annotations) -> str | None:
     """The fragment in which a sum is accumulated uncombined, None for a sum that is combined at once."""
     value = _notes(annotations).get("tile.deferred")
     return None if value is None else str(plain(value))
 
 
+def read_unit_factors(annotations) -> str | None:
+    """The fragment of factors that a warp votes on before it multiplies, None to multiply in any case."""
+    value = _notes(annotations).get("tile.unit_factors")
+    return None if value is None or str(plain(value)) == OFF else str(plain(value))
+
+
 def read_roles(block) -> dict | None:
     """Warp roles of a kernel.
 
     ``{"rings": [{"name", "copies", "slots"}], "registers": [producer, consumer], "turns"}``. With a front and a back
-    also ``"exchanges": [{"name", "writers", "readers", "tiles", "slots"}]``; registers are [producer, back, front], and
-    a ring may be ``"inside": {"ring", "slot"}``, the slot whose space it takes before the loop. ``"signal"``: slots of
-    the barriers at which the back's product waits for the front's next ones.
+    also ``"exchanges": [{"name", "writers", "readers", "tiles", "slots"}]``, maybe ``"over": {"ring", "tile"}``: a tile
+    takes the slots of a ring that the front has read. Registers are [producer, back, front], and a ring may be
+    ``"inside": {"ring", "slot"}``, the slot whose space it takes before the loop. ``"signal"``: slots of the barriers
+    at which the back's product waits for the front's next ones.
     """
     return _decode(block, "tile.roles")
 

@@ -91,7 +91,9 @@ def _copies(kernel: KernelView, roles: dict) -> dict[str, int]:
     for ring in roles.get("rings", []):
         copies |= {targets[name]: 0 if "inside" in ring else int(ring["slots"]) for name in ring["copies"]}
     for exchange in roles.get("exchanges", []):
-        copies |= {name: int(exchange["slots"]) for name in exchange["tiles"]}
+        own = [name for name in exchange["tiles"] if name != exchange.get("over", {}).get("tile")]
+        copies |= {name: int(exchange["slots"]) for name in own}
+        copies |= {name: 0 for name in exchange["tiles"] if name not in own}
     return copies
 
 

@@ -106,7 +106,11 @@ def _text(kernel: KernelView, value: dict) -> str:
     rings = "; ".join(f"{r['name']}: {' + '.join(r['copies'])} x {r['slots']}" for r in value["rings"])
     if not value.get("exchanges"):
         return f"one producer warpgroup, {kernel.threads // 128} consumer warpgroups; {rings}"
-    crossing = "; ".join(f"{e['name']}: {' + '.join(e['tiles'])} x {e['slots']}" for e in value["exchanges"])
+    crossing = "; ".join(
+        f"{e['name']}: {' + '.join(e['tiles'])} x {e['slots']}"
+        + (f" ({e['over']['tile']} in the slots of {e['over']['ring']})" if "over" in e else "")
+        for e in value["exchanges"]
+    )
     return (
         f"one producer warpgroup, one front warpgroup, {kernel.threads // 128} back warpgroups; {rings}; from front to "
         f"back {crossing}"

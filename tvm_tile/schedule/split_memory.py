@@ -116,15 +116,44 @@ def _may_host(kernel: KernelView, ring: dict, need: int, sizes: dict[str, int], 
 
 
 def exchanged(kernel: KernelView, hw, roles: dict) -> dict:
-    """The roles with two slots for what crosses in a loop, where there is room: the front then runs further ahead."""
+    """The roles with two slots for what crosses in a loop, where there is room: the front then runs further ahead.
+
+    Where there is none, the largest tile that crosses takes the slots of a ring that the front alone reads: once the
+    front's products are complete nobody needs what was loaded, and the slot is loaded again when the back has read.
+    """
+    for number, exchange in enumerate(roles["exchanges"]):
+        if not _sites(kernel)[exchange["writers"][0]].path:
+            continue
+        for more in ({"slots": 2}, *_shared_slots(kernel, roles, exchange)):
+            rings = [
+                {**r, "slots": 2} if r["name"] == more.get("over", {}).get("ring") else r for r in roles["rings"]
+            ]
+            entries = [{**e, **more} if n == number else e for n, e in enumerate(roles["exchanges"])]
+            tried = {**roles, "rings": rings, "exchanges": entries}
+            if _free(kernel, hw, tried) >= 0:
+                roles = tried
+                break
+    return roles
+
+
+def _shared_slots(kernel: KernelView, roles: dict, exchange: dict) -> list[dict]:
+    """Two slots of an exchange whose largest tile takes those of a ring, for each ring that fits."""
     uses: dict[str, SharedUse] = {use.name: use for use in shared_uses(kernel, roles)}
-    free, made, sites = _free(kernel, hw, roles), [], _sites(kernel)
-    for exchange in roles["exchanges"]:
-        more = sum(uses[name].bytes for name in exchange["tiles"])
-        slots = 2 if sites[exchange["writers"][0]].path and more <= free else 1
-        free -= more * (slots - 1)
-        made.append({**exchange, "slots": slots})
-    return {**roles, "exchanges": made}
+    tile = max(exchange["tiles"], key=lambda name: uses[name].bytes)
+    path = _sites(kernel)[exchange["writers"][0]].path
+    found = []
+    for ring in roles["rings"]:
+        if len(ring["copies"]) != 1 or "inside" in ring or _hosts(roles, ring) or _users(kernel, ring) != {FRONT}:
+            continue
+        load, held = _sites(kernel)[ring["copies"][0]], _tiles(kernel, ring)[0]
+        early = all(
+            s.position < write.position
+            for s in _readers(kernel, ring)
+            for write in (_sites(kernel)[name] for name in exchange["writers"])
+        )
+        if load.path == path and len(path) == 1 and early and uses[held.name].bytes == uses[tile].bytes:
+            found.append({"slots": 2, "over": {"ring": ring["name"], "tile": tile}})
+    return found
 
 
 def signal_slots(kernel: KernelView, roles: dict) -> int:

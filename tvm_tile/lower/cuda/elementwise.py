@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+
 from tvm import tirx
 from tvm.ir import Call, StringImm, TensorLoad, Var
+from tvm.script import tirx as T
 from tvm.tirx import Bind, BufferStore, Evaluate, For, SeqStmt, is_buffer_var
 
 from ...errors import InternalError, TileTypeError
 from ...ir.ops import FillOp, TileOp
 from ...ir.visit import rewrite, substitute, walk
 from ...layout import Fragment, choose
-from ...schedule.decisions import read_convert
+from ...schedule.decisions import read_convert, read_unit_factors
 from .atomics import is_atomic, lower_atomic
 from .build import const, when
 from .convert import legalise
@@ -213,10 +216,24 @@ def lower_elementwise(storage: Storage, node: OpNode, hw) -> list[MicroNode]:
     before, body, after = _communicate(storage, space, body, set(read_convert(op.annotations)), hw)
     reads, writes = accesses(storage, node.versions, [body, *[a.extent for a in op.axes]])
 
+    factors = read_unit_factors(op.annotations)
+    if before:  # what passes through shared memory is not at hand for a vote
+        factors = None
+
     def emit():
-        return emit_body(storage, space, body, hw)
+        code = emit_body(storage, space, body, hw)
+        return code if factors is None else _unless_ones(storage, factors, code)
 
     return [*before, MicroNode(reads, writes, emit, f"{_kind(op)} {op.name}"), *after]
+
+
+def _unless_ones(storage: Storage, name: str, code):
+    """A multiplication by a fragment's registers, which a warp skips where they all are one."""
+    held = next(f for b, f in storage.fragments.items() if b.name == name)
+    one = tirx.const(1, held.dtype)
+    others = [tirx.NE(held.local[const(n)], one) for n in range(held.layout.registers)]
+    some = tirx.Cast("int32", functools.reduce(tirx.Or, others))
+    return when(tirx.NE(T.cuda.any_sync(T.uint32(0xFFFFFFFF), some), const(0)), code)
 
 
 def _kind(op: TileOp) -> str:

@@ -256,6 +256,7 @@ class _Lowering:
         ring_tiles = {b for r in self.rings.rings for b in r.buffers} if self.rings else set()
         rings = {r.name: r for r in self.rings.rings} if self.rings else {}
         guests = {r.buffers[0]: (rings[r.inside[0]].buffers[0], r.inside[1]) for r in rings.values() if r.inside}
+        guests |= {r.over_tile: (r.over.buffers[0], 0) for r in rings.values() if r.over}
         placement = place_tiles(
             storage, nodes, self.hw.shared_per_block, scratch, self.location,
             reserved=self.rings.bytes if self.rings else 0, from_start=ring_tiles, known=known,
@@ -273,7 +274,13 @@ class _Lowering:
         def shared(buffer):
             return buffer in tiles or any(buffer.same_as(w) for w in written)
 
-        return insert_barriers(nodes, shared, lambda a, b: placement.overlap(self.storage, a, b))
+        rings = self.rings.rings if self.rings else []
+        paired = [(r.over_tile, r.over.buffers[0]) for r in rings if r.over]
+
+        def slot_by_slot(a, b):
+            return any(a.same_as(x) and b.same_as(y) or a.same_as(y) and b.same_as(x) for x, y in paired)
+
+        return insert_barriers(nodes, shared, lambda a, b: placement.overlap(self.storage, a, b), slot_by_slot)
 
     def _steps(self, nodes: list[Node]) -> list[Node]:
         out: list[Node] = []
@@ -335,7 +342,8 @@ class _Lowering:
         if isinstance(node, TurnNode):
             return self._turn(node)
         if isinstance(node, SendWaitNode):
-            return self.rings.wait_empty(node.ring, node.count)
+            # where the slot's own load has arrived it was free
+            return None if node.ring.over is not None else self.rings.wait_empty(node.ring, node.count)
         if isinstance(node, SignalNode):
             return self.rings.say(node.ring, node.count)
         if isinstance(node, SendNode):

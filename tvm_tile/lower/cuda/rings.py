@@ -49,6 +49,10 @@ class Ring:
         Ring and slot whose space this ring's tile takes at first; the load of that slot waits until it is read.
     writers, readers : list of str
         Operations of an exchange: the front's that fill a slot, the back's that read it.
+    over : Ring or None
+        The ring of whose slots an exchange's tile takes the space.
+    under : Ring or None
+        The exchange that takes the space of this ring's slots: they are free when its readers hand them back.
     signal : bool
         Whether it holds nothing: the front says that its products of an iteration are complete.
     """
@@ -63,6 +67,9 @@ class Ring:
     inside: tuple[str, int] | None = None
     writers: list[str] = field(default_factory=list)
     readers: list[str] = field(default_factory=list)
+    over: Ring | None = None
+    over_tile: Var | None = None
+    under: Ring | None = None
     signal: bool = False
 
 
@@ -105,6 +112,7 @@ class Rings:
 
     def empty(self, ring: Ring, count):
         """Address of the empty barrier of a visit's slot."""
+        ring = ring.under or ring
         return self._barrier(ring, count, 8 * ring.slots)
 
     def counter(self, ring: Ring, role: str) -> Var:
@@ -133,6 +141,8 @@ class Rings:
                 at = const(slot)
                 barriers = (self.full(ring, at), self.empty(ring, at))
                 for address, count in zip(barriers, ring.arrivals, strict=True):
+                    if ring.under is not None and address is barriers[1]:
+                        continue  # the barrier of the exchange above
                     stmts.append(evaluate(T.ptx.mbarrier.init.shared.b64(address, T.uint32(count))))
         stmts.append(evaluate(T.ptx.fence.mbarrier_init.release.cluster()))
         stmts.append(evaluate(T.ptx.fence.proxy.async_.shared__cta()))
@@ -205,7 +215,7 @@ def make_rings(storage: Storage, nodes: list[Node], described: list[dict], excha
     described : list of dict
         For each ring its ``name``, ``copies`` and ``slots``.
     exchanges : list of dict
-        For each exchange its ``name``, ``writers``, ``readers``, ``tiles`` and ``slots``.
+        For each exchange its ``name``, ``writers``, ``readers``, ``tiles`` and ``slots``, and maybe ``over``.
     signal : int
         Slots of the front's signal, 0 for none.
     """
@@ -227,6 +237,12 @@ def make_rings(storage: Storage, nodes: list[Node], described: list[dict], excha
                 ring.buffers.append(node.op.dst.buffer)
         ring.buffers += [b for b in storage.tiles if b.name in entry.get("tiles", [])]
         rings.rings.append(ring)
+    for entry in exchanges:
+        if "over" in entry:
+            upper = next(r for r in rings.rings if r.name == entry["name"])
+            upper.over = next(r for r in rings.rings if r.name == entry["over"]["ring"])
+            upper.over_tile = next(b for b in upper.buffers if b.name == entry["over"]["tile"])
+            upper.over.under = upper
     if signal:
         rings.rings.append(Ring("front_products", [], signal, index=len(rings.rings), signal=True))
     return rings

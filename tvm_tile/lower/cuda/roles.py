@@ -6,6 +6,7 @@ consumers' keeps everything else, with waits for full slots before their first u
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from tvm import tirx
@@ -14,6 +15,7 @@ from tvm.script import tirx as T
 from tvm.tirx import BufferStore
 
 from ...errors import InternalError
+from ...ir.ops import GemmOp
 from ...ir.visit import walk
 from ...schedule.decisions import BACK, FRONT, read_rows
 from .build import const, evaluate, seq
@@ -35,6 +37,10 @@ __all__ = [
     "producer_tree",
     "set_arrivals",
 ]
+
+
+#: Part of the front's products that may still run when it says that they are complete.
+MOST_LEFT = 0.125
 
 
 @dataclass
@@ -78,10 +84,11 @@ class SendWaitNode:
 
 @dataclass
 class SignalNode:
-    """The front's warps say that their products of an iteration are complete."""
+    """The front's warps say that their products of an iteration are complete, but for the last ``pending`` ones."""
 
     ring: Ring
     count: object
+    pending: int = 0
 
 
 @dataclass
@@ -164,6 +171,7 @@ def _produce(nodes: list[Node], rings: Rings, maps: TensorMaps, loop: LoopNode |
                 raise InternalError(f"the copies of ring {ring.name} do not stand together")
             count = count_of(rings, ring, "producer", loop)
             out.append(_fill(group, ring, rings, maps, count))
+            out += _fetched(nodes, node, rings, maps)
             if ring.counting == "visits":
                 out.append(rings.advance(ring, "producer", const(1)))
             group = []
@@ -179,6 +187,21 @@ def _produce(nodes: list[Node], rings: Rings, maps: TensorMaps, loop: LoopNode |
             raise InternalError("a producer cannot follow a while loop")
         else:
             out.append(node)
+    return out
+
+
+def _fetched(nodes: list[Node], last: OpNode, rings: Rings, maps: TensorMaps) -> list[Node]:
+    """Bring to L2 what loads right behind a fill need, where they have to wait for the back to read their slots.
+
+    Those slots are free late: a load from L2 still arrives in time for the front's last product.
+    """
+    out: list[Node] = []
+    rest = nodes[next(i for i, n in enumerate(nodes) if n is last) + 1 :]
+    for node in rest:
+        ring = rings.of_copy(node.op.name) if isinstance(node, OpNode) else None
+        if ring is None or ring.under is None:
+            break
+        out.append(MicroNode([], [], functools.partial(maps.fetch_to_l2, node.op), f"fetch {ring.name} to L2"))
     return out
 
 
@@ -252,7 +275,8 @@ def _consume(nodes: list[Node], rings: Rings, loop: LoopNode | None, team: Team)
         # the back waits for the front before anything else in a loop: it may change tiles that the front has read
         begin = next((i for i, n in enumerate(nodes) if _has_own(n, team)), users[0]) if loop is not None else users[0]
         first.setdefault(begin if ring.writers and team.role == BACK else users[0], []).append(ring)
-        last.setdefault(users[-1], []).append(ring)
+        if ring.under is None:  # else its slot is handed back by those who read what takes its place
+            last.setdefault(users[-1], []).append(ring)
         version = Version(slot_of(ring, counts[ring.name]), None if loop is None else loop.var, 0, ring.slots)
         for node in walk_nodes([nodes[i] for i in users]):
             if isinstance(node, OpNode):
@@ -328,11 +352,21 @@ def front_first(nodes: list[Node], rings: Rings, team: Team, is_async) -> list[N
             continue
         visit = node.var - node.start
         if team.role == FRONT:
-            node.body.insert(products[-1] + 1, SignalNode(ring, visit))
+            ops = [node.body[i].op for i in products]
+            node.body.insert(products[-1] + 1, SignalNode(ring, visit, _left_over(ops)))
         else:
             wait = RingWaitNode(ring, visit + 1)
             node.body.insert(products[-1], CondNode(visit + 1 < node.extent, [wait]))
     return nodes
+
+
+def _left_over(products: list[GemmOp]) -> int:
+    """How many of the front's last products may still run when it says that they are complete.
+
+    The word takes as long to arrive as a few instructions: waiting for all of them leaves the tensor cores idle.
+    """
+    work = [p.m * p.n * p.k for p in products]
+    return int(len(products) > 1 and work[-1] <= MOST_LEFT * sum(work))
 
 
 def _is_wait(node: Node) -> bool:

@@ -106,7 +106,10 @@ def _unknown(version: Version) -> Version:
 
 
 def insert_barriers(
-    nodes: list[Node], shared: Callable[[Var], bool], overlap: Callable[[Var, Var], bool]
+    nodes: list[Node],
+    shared: Callable[[Var], bool],
+    overlap: Callable[[Var, Var], bool],
+    slot_by_slot: Callable[[Var, Var], bool] = lambda a, b: False,
 ) -> list[Node]:
     """The tree with barriers.
 
@@ -118,17 +121,20 @@ def insert_barriers(
         Whether a buffer is visible to several threads and written in this kernel.
     overlap : callable
         Whether two different buffers may share memory (tiles of the pool that are live at different times).
+    slot_by_slot : callable
+        Whether each copy of one buffer shares memory with the same copy of the other one only.
     """
     asynchronous: list[Var] = []
     for node in walk_nodes(nodes):
         if isinstance(node, MicroNode):
             asynchronous += [a.buffer for a in node.reads if a.agent == "async"]
-    return _Inserter(shared, overlap, asynchronous).run(nodes, _State())[0]
+    return _Inserter(shared, overlap, slot_by_slot, asynchronous).run(nodes, _State())[0]
 
 
 class _Inserter:
-    def __init__(self, shared, overlap, asynchronous: list[Var]) -> None:
+    def __init__(self, shared, overlap, slot_by_slot, asynchronous: list[Var]) -> None:
         self.shared, self.overlap, self.asynchronous = shared, overlap, asynchronous
+        self.slot_by_slot = slot_by_slot
 
     def run(self, nodes: list[Node], state: _State) -> tuple[list[Node], _State]:
         out: list[Node] = []
@@ -283,6 +289,6 @@ class _Inserter:
         )
 
     def _meet(self, a: Access, b: Access) -> bool:
-        if a.buffer.same_as(b.buffer):
+        if a.buffer.same_as(b.buffer) or self.slot_by_slot(a.buffer, b.buffer):
             return a.version is None or b.version is None or a.version.may_alias(b.version)
         return self.overlap(a.buffer, b.buffer)

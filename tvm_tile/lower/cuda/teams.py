@@ -89,7 +89,10 @@ class Team:
 
 
 def make_teams(storage: Storage, threads: int, registers) -> list[Team]:
-    """The teams of a kernel, the back first: it has the threads that the kernel was written for.
+    """The teams of a kernel, in the order of their threads.
+
+    The front comes first: where several warps could go on, those with low numbers do, and while the front waits for its
+    turn the tensor cores wait for its products.
 
     Parameters
     ----------
@@ -103,9 +106,9 @@ def make_teams(storage: Storage, threads: int, registers) -> list[Team]:
     if registers is None or len(registers) == 2:
         own = None if registers is None else int(registers[1])
         return [Team(None, 0, threads, own, storage.tx, storage.warpgroup)]
-    back = Team(BACK, 0, threads, int(registers[1]), storage.tx, storage.warpgroup)
-    own = (Var("front_thread", "int32"), Var("front_warpgroup", "int32"))
-    return [back, Team(FRONT, threads, FRONT_THREADS, int(registers[2]), *own)]
+    front = Team(FRONT, 0, FRONT_THREADS, int(registers[2]), storage.tx, storage.warpgroup)
+    own = (Var("back_thread", "int32"), Var("back_warpgroup", "int32"))
+    return [front, Team(BACK, FRONT_THREADS, threads, int(registers[1]), *own)]
 
 
 def group_team(storage: Storage, group: int) -> Team:

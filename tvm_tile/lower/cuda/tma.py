@@ -19,7 +19,7 @@ from tvm.tirx import Bind
 
 from ...errors import InternalError
 from ...ir.ops import CopyOp, Region
-from ...schedule.decisions import read_rows
+from ...schedule.decisions import L2_POLICIES, read_l2, read_rows
 from .build import evaluate, loop, seq, when
 from .storage import SharedTile, Storage, dtype_bits
 
@@ -124,13 +124,20 @@ class TensorMaps:
 
     def load(self, op: CopyOp, version, barrier):
         """Statements of one thread that fill a tile and report to ``barrier``."""
-        return self._moves(op.src, op.dst, version, barrier, read_rows(op.annotations))
+        policy = L2_POLICIES[read_l2(op.annotations) or "evict_normal"]
+        return self._moves(op.src, op.dst, version, barrier, read_rows(op.annotations), policy)
+
+    def fetch_to_l2(self, op: CopyOp):
+        """Statements of one thread that bring what a load will need as far as L2."""
+        return self._moves(op.src, op.dst, None, None, read_rows(op.annotations), to_l2=True)
 
     def store(self, op: CopyOp, version):
         """Statements of one thread that write a tile to its tensor (the group is not committed)."""
         return self._moves(op.dst, op.src, version, None)
 
-    def _moves(self, outside: Region, inside: Region, version, barrier, limit: int | None = None):
+    def _moves(
+        self, outside: Region, inside: Region, version, barrier, limit: int | None = None, policy=None, to_l2=False
+    ):
         storage = self.storage
         tile = storage.tile_of(inside.buffer)
         rank = len(outside.buffer.ty.shape)
@@ -140,7 +147,7 @@ class TensorMaps:
             raise InternalError(f"a TMA copy whose columns are not the last dimension of {outside.buffer.name}")
         stmts = []
         for row, column, rows, columns, element in _boxes(tile, limit):
-            tensor_map = self.map_of(outside, tile, rows, columns, row_dim, store=barrier is None)
+            tensor_map = self.map_of(outside, tile, rows, columns, row_dim, store=barrier is None and not to_l2)
             coordinates = []
             for dim in reversed(range(rank)):
                 at = outside.mins[dim]
@@ -151,12 +158,17 @@ class TensorMaps:
             if version is not None and tile.versions > 1:
                 at = version.index * tile.version_elements + at
             address = storage.address(tile, at)
-            if barrier is None:
+            if to_l2:
+                name = f"cp.async.bulk.prefetch.tensor.{rank}d.L2.global.tile"
+                stmts.append(evaluate(T.ptx[name](T.address_of(tensor_map), *coordinates)))
+            elif barrier is None:
                 name = f"cp.async.bulk.tensor.{rank}d.global.shared::cta.bulk_group"
                 stmts.append(evaluate(T.ptx[name](T.address_of(tensor_map), *coordinates, address)))
             else:
                 name = f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.mbarrier::complete_tx::bytes"
-                stmts.append(evaluate(T.ptx[name](address, T.address_of(tensor_map), *coordinates, barrier)))
+                hint = () if policy is None else (tirx.const(policy, "uint64"),)
+                name += "" if policy is None else ".L2::cache_hint"
+                stmts.append(evaluate(T.ptx[name](address, T.address_of(tensor_map), *coordinates, barrier, *hint)))
         return seq(stmts)
 
     def prefetch(self):

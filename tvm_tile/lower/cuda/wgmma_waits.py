@@ -122,8 +122,10 @@ def _needed(node: Node, flight: list[_Group]) -> int:
         if node.frees is None:
             return len(flight)
         return max((n + 1 for n, g in enumerate(flight) if _common(g.shared, node.frees)), default=0)
-    if isinstance(node, SendNode | SignalNode):
+    if isinstance(node, SendNode):
         return len(flight)
+    if isinstance(node, SignalNode):
+        return max(0, len(flight) - node.pending)
     if isinstance(node, ReleaseNode):
         return max(
             (n + 1 for n, g in enumerate(flight) if g.age >= node.age and _common(g.shared, node.buffers)), default=0
