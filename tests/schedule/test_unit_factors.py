@@ -15,7 +15,7 @@ from tvm_tile.simulate import simulate
 ROWS, STEPS = 64, 4
 
 
-def scaled(columns: int = 64, note: str | None = None, factor: str = "float32"):
+def scaled(columns: int = 128, note: str | None = None, factor: str = "float32"):
     """``acc = sum over steps of A_k B_k, scaled by Factor[k, row] before each product``."""
     notes = {} if note is None else {"tile.unit_factors": note}
 
@@ -82,7 +82,7 @@ def test_factors_of_one_and_others(target):
     func = scaled()
     assert chosen(func, target) == "by"
     run = simulate(func, target)
-    a, b = inputs(64, 3)
+    a, b = inputs(128, 3)
     g = torch.Generator().manual_seed(4)
     cases = [torch.ones(STEPS, ROWS), torch.rand(STEPS, ROWS, generator=g)]
     for row in (0, 7, 8, 17, 63):
@@ -93,7 +93,7 @@ def test_factors_of_one_and_others(target):
     special[1, 5], special[3, 40] = 0.0, float("nan")
     cases.append(special)
     for factor in cases:
-        c = torch.full((ROWS, 64), float("nan"))
+        c = torch.full((ROWS, 128), float("nan"))
         run(a, b, factor, c)
         torch.testing.assert_close(c.double(), expected(a, b, factor), rtol=1e-5, atol=1e-5, equal_nan=True)
 
@@ -109,8 +109,8 @@ def test_the_code_votes(target):
 
 
 def test_few_registers_are_multiplied_at_once():
-    """Sixteen columns of a factor: four registers, no more than a vote and its branch cost."""
-    assert chosen(scaled(columns=16), "sm_90") is None
+    """64 columns of a factor: 16 registers, no more than a vote and its branch cost."""
+    assert chosen(scaled(columns=64), "sm_90") is None
 
 
 def test_a_name_that_scales_nothing_is_refused():
@@ -140,7 +140,7 @@ def test_maxima_that_grow_little_by_little(target):
     from tvm_tile.ops import registry
 
     spec = registry.get("flash_attention")
-    shape = spec.complete({"batch": 1, "heads": 1, "seq": 64, "dim": 64, "seq_kv": 512})
+    shape = spec.complete({"batch": 1, "heads": 1, "seq": 64, "dim": 128, "seq_kv": 512})
     func = spec.make(shape, "float16", target if target != "llvm" else "cpu", block_M=64, block_N=32)
     tensors, outputs = spec.inputs(shape, "float16", "cpu", torch.Generator().manual_seed(9))
     q, k = tensors[0], tensors[1]

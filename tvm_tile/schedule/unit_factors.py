@@ -1,7 +1,10 @@
 """Accumulators that a loop scales by factors which mostly are one: a warp whose factors all are one skips that.
 
 An online softmax rescales its accumulator in every iteration, although the rows' maxima soon change no more. A vote
-of the warp costs two instructions where the multiplication costs one for each register. Annotation
+of the warp costs a few instructions where the multiplication costs one for each register, and a branch that the
+compiler moves nothing across. Measured on an H200, skipped and not: MLA decode 264 and 296 us (the multiplications
+kept the other role's warps from issuing), causal attention with 128 columns 984 and 1010 us, but with 64 columns 692
+and 636 us. Annotation
 ``tile.unit_factors`` = name of the fragment of factors on the operation, "off" to multiply in any case.
 
 Source of the idea: conditional rescaling in FlashAttention-4 (T. Dao et al., 2025).
@@ -23,7 +26,7 @@ from .rule import GIVEN, Decision, NotApplicable, Rule, TileSchedule
 __all__ = ["unit_factors"]
 
 #: Registers that are multiplied for each factor from which on the vote and its branch are worth it.
-WORTH = 8
+WORTH = 32
 
 
 def _apply(sch: TileSchedule, hw):
