@@ -9,9 +9,10 @@ from .footprint import ITEM_BYTES, cdiv
 
 __all__ = ["hopper_tiles"]
 
-#: (block_M, block_N) in the order of preference among equals.
+#: (block_M, block_N) in the order of preference among equals (128 x 8192 x 8192: 37.6 us with 64 x 128, 39.4 with
+#: 128 x 64).
 CANDIDATES = (
-    (128, 256), (256, 128), (256, 192), (128, 128), (128, 64), (128, 32), (64, 256), (64, 128), (64, 64), (64, 32),
+    (128, 256), (256, 128), (256, 192), (128, 128), (64, 128), (128, 64), (128, 32), (64, 256), (64, 64), (64, 32),
 )  # fmt: skip
 #: Bytes a clock and SM that TMA brings from the L2 cache while all SMs load.
 L2_RATE = 52
