@@ -61,7 +61,7 @@ def attention(batch, heads, seq, dim, block_M=128, block_N=128, num_stages=2, th
                 T.copy(row_max, old_max)
                 T.reduce_max(scores, row_max, dim=1, clear=False)
                 for i in T.Parallel(block_M):
-                    rescale[i] = T.exp2(old_max[i] * outer - row_max[i] * outer)
+                    rescale[i] = T.exp2((old_max[i] - row_max[i]) * outer)
                 for i, j in T.Parallel(block_M, block_N):
                     scores[i, j] = T.exp2(scores[i, j] * outer - row_max[i] * outer)
                 T.reduce_sum(scores, row_sum, dim=1)

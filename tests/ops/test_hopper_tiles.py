@@ -33,7 +33,7 @@ def test_tiles_fit_the_machine(m, n, k, dtype):
         ((8192, 28672, 8192), 128, 256),
         ((4000, 4104, 1024), 256, 128),  # four full waves instead of five
         ((4000, 4104, 1000), 256, 192),  # rows off sectors: the tile that loads least
-        ((128, 8192, 8192), 128, 64),
+        ((128, 8192, 8192), 64, 128),
         ((1, 8192, 8192), 64, 64),  # every SM reads weights
         ((512, 8192, 8192), 128, 256),
     ],
