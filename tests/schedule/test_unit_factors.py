@@ -2,10 +2,13 @@
 
 import pytest
 import torch
+import tvm
+from tvm_ffi import structural_equal
 
 import tvm_tile
 import tvm_tile.language as T
 from tvm_tile.errors import TileShapeError
+from tvm_tile.ir.factor import factored
 from tvm_tile.lower.cuda import lower_cuda
 from tvm_tile.schedule import decide, explain
 from tvm_tile.schedule.analysis import kernel_views
@@ -153,3 +156,80 @@ def test_maxima_that_grow_little_by_little(target):
     rtol, atol = spec.tolerance(shape, "float16")
     for position, value in zip(outputs, want, strict=True):
         torch.testing.assert_close(tensors[position].double(), value.double(), rtol=rtol, atol=atol)
+
+
+def online(outer: float, factored: bool | None = None):
+    """Sums of weighted rows by an online softmax whose factors are written as a difference of products."""
+
+    @T.prim_func
+    def main(
+        X: T.Tensor((ROWS, STEPS * 32), "float16"),
+        B: T.Tensor((STEPS * 32, 128), "float16"),
+        C: T.Tensor((ROWS, 128), "float32"),
+        Factors: T.Tensor((STEPS, ROWS), "float32"),
+    ):
+        with T.Kernel(1, threads=128) as bx:
+            x, w = T.alloc_fragment((ROWS, 32), "float32"), T.alloc_fragment((ROWS, 32), "float16")
+            B_s, acc = T.alloc_shared((32, 128), "float16"), T.alloc_fragment((ROWS, 128), "float32")
+            top, old = T.alloc_fragment((ROWS,), "float32"), T.alloc_fragment((ROWS,), "float32")
+            by = T.alloc_fragment((ROWS,), "float32")
+            T.clear(acc)
+            T.fill(top, -1e4)
+            for k in T.Pipelined(STEPS, num_stages=2):
+                T.copy(B[k * 32, 0], B_s)
+                T.copy(X[0, k * 32], x)
+                T.copy(top, old)
+                T.reduce_max(x, top, dim=1, clear=False)
+                for i in T.Parallel(ROWS):
+                    by[i] = T.exp2(old[i] * outer - outer * top[i])
+                T.copy(by, Factors[k, 0])
+                for i, j in T.Parallel(ROWS, 32):
+                    w[i, j] = T.exp2(x[i, j] * outer - top[i] * outer)
+                for i, j in T.Parallel(ROWS, 128):
+                    acc[i, j] *= by[i]
+                T.gemm(w, B_s, acc)
+            T.copy(acc, C)
+
+    if factored is not None:
+        schedule = tvm_tile.schedule.rule.TileSchedule(main)
+        site = next(s for k in schedule.kernels for s in k.sites if s.name == "parallel")
+        schedule.annotate(site, "tile.factored", int(factored))
+        return schedule.finished()
+    return main
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+def test_equal_maxima_give_exactly_one(target):
+    """Large scores whose maximum is in the first tile: products of them differ by more than an ulp of one."""
+    g = torch.Generator().manual_seed(8)
+    x = torch.rand(ROWS, STEPS * 32, generator=g).half() * 100 + 1000
+    x[:, 3] = 1101.5
+    b = torch.randn(STEPS * 32, 128, generator=g).half()
+    outer = 0.1234567
+    c, factors = torch.full((ROWS, 128), float("nan")), torch.full((STEPS, ROWS), float("nan"))
+    simulate(online(outer), target)(x, b, c, factors)
+    assert bool((factors[0] == 0).all()) and bool((factors[1:] == 1).all())
+    weights = torch.exp2((x.double() - x.double().max(1, keepdim=True).values) * outer)
+    torch.testing.assert_close(c.double(), weights @ b.double(), rtol=5e-3, atol=5e-3)
+
+
+def test_factored_differences_are_told_and_can_be_switched_off():
+    told = "a * c - b * c computed as (a - b) * c"
+    assert told in explain(online(0.5), "sm_90")
+    assert told not in explain(online(0.5, factored=False), "sm_90")
+
+
+def test_deciding_again_keeps_factored_differences():
+    func = online(0.5).with_attr("global_symbol", "main").with_attr("target", tvm_tile.target("sm_90"))
+    machine = tvm_tile.hardware.lookup("sm_90")
+    once = decide(func, machine)
+    assert structural_equal(once, decide(once, machine))
+
+
+@pytest.mark.parametrize("number", [0.0, float("inf")])
+def test_products_of_zero_and_infinity_stay(number):
+    """0 * inf is NaN, where 0 * 2 - 0 * 1 is none."""
+    a, b = tvm.tirx.Var("a", "float32"), tvm.tirx.Var("b", "float32")
+    c = tvm.tirx.const(number, "float32")
+    difference = tvm.tirx.Sub(tvm.tirx.Mul(a, c), tvm.tirx.Mul(b, c))
+    assert structural_equal(factored(difference), difference)

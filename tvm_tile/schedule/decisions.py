@@ -63,6 +63,7 @@ __all__ = [
     "read_chunks",
     "read_convert",
     "read_copy",
+    "read_factored",
     "read_fragments",
     "read_instruction",
     "read_l2",
@@ -287,6 +288,11 @@ def read_unit_factors(annotations) -> str | None:
     """The fragment of factors that a warp votes on before it multiplies, None to multiply in any case."""
     value = _notes(annotations).get("tile.unit_factors")
     return None if value is None or str(plain(value)) == OFF else str(plain(value))
+
+
+def read_factored(annotations) -> bool:
+    """Whether differences of products are computed as a product of the difference."""
+    return bool(int(plain(_notes(annotations).get("tile.factored", 0))))
 
 
 def read_roles(block) -> dict | None:

@@ -4,8 +4,8 @@ An online softmax rescales its accumulator in every iteration, although the rows
 of the warp costs a few instructions where the multiplication costs one for each register, and a branch that the
 compiler moves nothing across. Measured on an H200, skipped and not: MLA decode 264 and 296 us (the multiplications
 kept the other role's warps from issuing), causal attention with 128 columns 984 and 1010 us, but with 64 columns 692
-and 636 us. Annotation
-``tile.unit_factors`` = name of the fragment of factors on the operation, "off" to multiply in any case.
+and 636 us. Annotation ``tile.unit_factors`` = name of the fragment of factors on the operation, "off" to multiply in
+any case; and ``tile.factored`` = 1 on what computes the factors, 0 to leave it as it is written.
 
 Source of the idea: conditional rescaling in FlashAttention-4 (T. Dao et al., 2025).
 """
@@ -16,11 +16,13 @@ import math
 
 from tvm import tirx
 from tvm.ir import TensorLoad, Var
+from tvm_ffi import structural_equal
 
 from ..errors import TileShapeError
-from ..ir.ops import GemmOp, ParallelOp
+from ..ir.factor import factored
+from ..ir.ops import CopyOp, GemmOp, ParallelOp
 from .analysis import FRAGMENT, KernelView, Site, scope_of, static_shape
-from .decisions import OFF
+from .decisions import OFF, read_factored
 from .rule import GIVEN, Decision, NotApplicable, Rule, TileSchedule
 
 __all__ = ["unit_factors"]
@@ -49,7 +51,35 @@ def _apply(sch: TileSchedule, hw):
         sch.annotate(site, "tile.unit_factors", found.name)
         why = "a loop scales the accumulator of its product"
         answers.append(Decision(kernel.name, site.name, _text(found.name), why))
+        _exact(sch, kernel, site, found)
+    sch.refresh()
+    for kernel, site in sch.sites(ParallelOp):
+        if read_factored(site.op.annotations):
+            text = "a * c - b * c computed as (a - b) * c"
+            answers.append(Decision(kernel.name, site.name, text, "equal maxima give factors of exactly one"))
     return answers or NotApplicable("no accumulator that a loop scales")
+
+
+def _exact(sch: TileSchedule, kernel: KernelView, site: Site, factors: Var) -> None:
+    """Have the factors computed so that equal extremes give exactly one."""
+    for writer in _computed_by(kernel, site, factors):
+        body = writer.op.body
+        if sch.given(writer, "tile.factored") is None and not structural_equal(factored(body), body):
+            sch.annotate(writer, "tile.factored", 1)
+
+
+def _computed_by(kernel: KernelView, site: Site, buffer: Var) -> list[Site]:
+    """The element-wise operations of a loop whose results reach a fragment, through copies too."""
+    found: list[Site] = []
+    left, seen = [buffer], {buffer}
+    while left:
+        for writer in (s for s, access in kernel.uses(left.pop()) if access.write and s.path == site.path):
+            if isinstance(writer.op, CopyOp) and writer.op.src.buffer not in seen:
+                seen.add(writer.op.src.buffer)
+                left.append(writer.op.src.buffer)
+            elif isinstance(writer.op, ParallelOp):
+                found.append(writer)
+    return found
 
 
 def _text(factors: str) -> str:

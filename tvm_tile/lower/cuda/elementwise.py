@@ -10,10 +10,11 @@ from tvm.script import tirx as T
 from tvm.tirx import Bind, BufferStore, Evaluate, For, SeqStmt, is_buffer_var
 
 from ...errors import InternalError, TileTypeError
+from ...ir.factor import factored
 from ...ir.ops import FillOp, TileOp
 from ...ir.visit import rewrite, substitute, walk
 from ...layout import Fragment, choose
-from ...schedule.decisions import read_convert, read_unit_factors
+from ...schedule.decisions import read_convert, read_factored, read_unit_factors
 from .atomics import is_atomic, lower_atomic
 from .build import const, when
 from .convert import legalise
@@ -212,7 +213,7 @@ def lower_elementwise(storage: Storage, node: OpNode, hw) -> list[MicroNode]:
     if not op.axes:
         return lower_once(storage, node, hw)
     space = ElementLoop(storage, node)
-    body = space.prepare(fresh(op.body))
+    body = space.prepare(fresh(factored(op.body) if read_factored(op.annotations) else op.body))
     before, body, after = _communicate(storage, space, body, set(read_convert(op.annotations)), hw)
     reads, writes = accesses(storage, node.versions, [body, *[a.extent for a in op.axes]])
 
