@@ -322,3 +322,19 @@ def test_longest_rows_of_all_heads_first(heads, seq):
         *(x.transpose(1, 2).double() for x in (q, k, v)), is_causal=True
     )
     torch.testing.assert_close(out.double(), want.transpose(1, 2), rtol=5e-3, atol=3e-3)
+
+
+def test_maxima_that_grow_little_by_little():
+    """Scores that grow by less than what the softmax lets pass with each tile, and by much more over all of them."""
+    spec = registry.get("flash_attention")
+    shape = spec.complete({"batch": 1, "heads": 1, "seq": 32, "dim": 32, "seq_kv": 256})
+    tensors, outputs = spec.inputs(shape, "float32", "cpu", torch.Generator().manual_seed(9))
+    q, k = tensors[0], tensors[1]
+    q[..., 0], k[..., 0] = 4.0, torch.linspace(-80, 80, 256)[None, :, None].expand_as(k[..., 0])
+    want = spec.reference(shape, "float32", tensors)
+    for position in outputs:
+        tensors[position].fill_(float("nan"))
+    tvm_tile.compile(spec.make(shape, "float32", "cpu", block_M=32, block_N=16), "llvm")(*tensors)
+    rtol, atol = spec.tolerance(shape, "float32")
+    for position, value in zip(outputs, want, strict=True):
+        torch.testing.assert_close(tensors[position].double(), value.double(), rtol=rtol, atol=atol)
