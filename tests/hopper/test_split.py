@@ -556,3 +556,48 @@ def test_a_store_is_fenced_at_whichever_barrier_comes_first():
             want, total = want + s.bfloat16().double() @ tile, torch.maximum(total * 0.5, s.double().sum(1))
         close(out, want, 100_000)
         close(sums, total, 100_000)
+
+
+def weighted(block: int = 64):
+    """``O = f(Q K^T) V`` without a softmax: only the product touches the accumulator, the weights are registers."""
+
+    @T.prim_func
+    def main(
+        Q: T.Tensor((QUERIES, WIDTH), "bfloat16"),
+        K: T.Tensor((320, WIDTH), "bfloat16"),
+        V: T.Tensor((320, OUT), "bfloat16"),
+        Out: T.Tensor((QUERIES, OUT), "float32"),
+    ):
+        with T.Kernel(2, threads=256) as bx:
+            Q_s, K_s = T.alloc_shared((QUERIES, WIDTH), "bfloat16"), T.alloc_shared((block, WIDTH), "bfloat16")
+            V_s, s = T.alloc_shared((block, OUT), "bfloat16"), T.alloc_fragment((QUERIES, block), "float32")
+            w, acc = T.alloc_fragment((QUERIES, block), "bfloat16"), T.alloc_fragment((QUERIES, OUT), "float32")
+            T.copy(Q, Q_s)
+            T.clear(acc)
+            for k in T.Pipelined(bx * 4 + 1, num_stages=2):
+                T.copy(K[k * block, 0], K_s)
+                T.copy(V[k * block, 0], V_s)
+                T.gemm(Q_s, K_s, s, transpose_B=True, clear_accum=True)
+                for i, j in T.Parallel(QUERIES, block):
+                    s[i, j] = T.max(s[i, j], 0)
+                T.copy(s, w)
+                T.gemm(w, V_s, acc)
+            if bx == 1:
+                T.copy(acc, Out)
+
+    return main
+
+
+def test_an_operand_that_crosses_stays_in_shared_memory():
+    """The back multiplies with what the front has written, and its products in flight are not serialised by ptxas."""
+    func = decided(weighted())
+    found = read_roles(kernel_views(func)[0].info.block)
+    assert [e["tiles"] for e in found["exchanges"]] == [["w_channel"]]
+    assert all("received" not in b.name for b in kernel_views(func)[0].info.buffers)
+    q, k, v = inputs(11)
+    out = torch.full((QUERIES, OUT), float("nan"))
+    simulated(func)(q, k, v, out)
+    weights = (q.double() @ k.double().T).clamp(min=0).float().bfloat16().double()
+    close(out, weights @ v.double(), 10_000)
+    said = tvm_tile.compile(weighted(), "sm_90", cache=False).resources
+    assert "serialized" not in str(said) and "spilled" not in str(said)

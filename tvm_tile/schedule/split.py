@@ -7,7 +7,7 @@ the final product and what touches its accumulator; while they multiply, the fro
 goes through shared memory. The assignment follows from what each operation touches.
 
 The function is rewritten before the other rules run, as tile IR that means the same: operations get ``tile.role``, and
-a fragment that crosses is copied through a shared tile into one of the back's own.
+a fragment that crosses is copied through a shared tile into one of the back's own, where it is more than an operand.
 """
 
 from __future__ import annotations
@@ -55,6 +55,12 @@ class _Crossing:
     readers: list[Site]
     channel: Var = None
     received: Var = None
+
+    @property
+    def is_operand(self) -> bool:
+        """Whether the back only multiplies with it: wgmma takes it from shared memory."""
+        op = self.readers[0].op
+        return len(self.readers) == 1 and isinstance(op, GemmOp) and op.a.buffer.same_as(self.buffer)
 
 
 @dataclass
@@ -282,16 +288,17 @@ def _rewritten(func: tirx.PrimFunc, plan: _Plan) -> tirx.PrimFunc:
         buffer = crossing.buffer
         shape, dtype = static_shape(buffer), str(buffer.ty.dtype)
         crossing.channel = _buffer(shape, dtype, f"{buffer.name}_channel", SHARED, names)
-        crossing.received = _buffer(shape, dtype, f"{buffer.name}_received", FRAGMENT, names)
-        made += [crossing.channel, crossing.received]
+        made.append(crossing.channel)
         send, receive = ({"tile.role": role} for role in (FRONT, BACK))
         name = crossing.channel.name
-        before.setdefault(crossing.readers[0].name, []).extend(
-            [
-                copy_of(buffer, crossing.channel, shape, f"{name}_send", send),
-                copy_of(crossing.channel, crossing.received, shape, f"{name}_receive", receive),
-            ]
-        )
+        copies = before.setdefault(crossing.readers[0].name, [])
+        copies.append(copy_of(buffer, crossing.channel, shape, f"{name}_send", send))
+        if crossing.is_operand:
+            crossing.received = crossing.channel
+        else:
+            crossing.received = _buffer(shape, dtype, f"{buffer.name}_received", FRAGMENT, names)
+            made.append(crossing.received)
+            copies.append(copy_of(crossing.channel, crossing.received, shape, f"{name}_receive", receive))
         for site in crossing.readers:
             renamed.setdefault(site.name, {})[buffer] = crossing.received
 

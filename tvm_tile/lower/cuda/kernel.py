@@ -70,7 +70,7 @@ from .sync import BarrierNode, insert_barriers
 from .teams import Team, group_team, make_teams
 from .tma import TensorMaps, clear_rows
 from .tma_store import drain_stores
-from .wgmma_waits import WgmmaWaitNode, place_wgmma_waits
+from .wgmma_waits import KeepNode, WgmmaWaitNode, keep, place_wgmma_waits
 
 __all__ = ["lower_kernel"]
 
@@ -337,6 +337,9 @@ class _Lowering:
             return seq([wait, evaluate(T.ptx.fence.proxy.async_.shared__cta())]) if self.asynchronous else wait
         if isinstance(node, WgmmaWaitNode):
             return evaluate(T.ptx.wgmma.wait_group.sync.aligned(node.pending))
+        if isinstance(node, KeepNode):
+            held = storage.fragments[node.accumulator]
+            return keep(held.local, held.layout.registers, held.dtype)
         if isinstance(node, RingWaitNode):
             return self.rings.wait_full(node.ring, node.count)
         if isinstance(node, TurnNode):

@@ -10,12 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tvm.ir import Var
+from tvm.script import tirx as T
 
+from .build import const, evaluate
 from .program import CondNode, GroupNode, LoopNode, MicroNode, Node, WhileNode
 from .roles import ReleaseNode, SendNode, SignalNode
 from .sync import BarrierNode
 
-__all__ = ["WgmmaWaitNode", "place_wgmma_waits"]
+__all__ = ["KeepNode", "WgmmaWaitNode", "keep", "place_wgmma_waits"]
 
 
 @dataclass
@@ -23,6 +25,40 @@ class WgmmaWaitNode:
     """Wait until at most ``pending`` commit groups of wgmma are in flight (``wgmma.wait_group``)."""
 
     pending: int
+
+
+@dataclass
+class KeepNode:
+    """The accumulator has its values here, in front of a loop whose products stay in flight from turn to turn.
+
+    Without it the compiler may put off zeros into the loop; ptxas then finds instructions that define registers of a
+    product in flight, and serialises all products of the kernel (C7515).
+    """
+
+    accumulator: Var
+
+
+def keep(local: Var, registers: int, dtype: str):
+    """The statement of a :class:`KeepNode`; None for accumulators of 16 bits.
+
+    Parameters
+    ----------
+    local : Var
+        The thread's registers.
+    registers : int
+        How many.
+    dtype : str
+        Their dtype.
+    """
+    kind = {"float32": ("float", "f"), "int32": ("int", "r")}.get(dtype)
+    if kind is None:
+        return None
+    name = f"tile_keep_{kind[0]}_{registers}"
+    source = (
+        f"__forceinline__ __device__ void {name}({kind[0]}* at) {{\n#pragma unroll\n"
+        f'  for (int i = 0; i < {registers}; ++i) asm volatile("" : "+{kind[1]}"(at[i]));\n}}\n'
+    )
+    return evaluate(T.cuda.func_call(name, T.address_of(local[const(0)]), source_code=source))
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,12 +89,17 @@ def place_wgmma_waits(nodes: list[Node]) -> list[Node]:
 def _run(nodes: list[Node], flight: list[_Group]) -> tuple[list[Node], list[_Group]]:
     out: list[Node] = []
     for node in nodes:
-        if isinstance(node, WgmmaWaitNode):
+        if isinstance(node, WgmmaWaitNode | KeepNode):
             continue  # of an earlier walk over the body of a loop
         if isinstance(node, LoopNode | WhileNode):
             if flight:
                 out.append(WgmmaWaitNode(0))
             node.body, flight = _steady(node.body)
+            kept: list[Var] = []
+            for group in flight:
+                if not any(_same(group.accumulator, k) for k in kept):
+                    kept.append(group.accumulator)
+            out += [KeepNode(accumulator) for accumulator in kept]
             out.append(node)
         elif isinstance(node, GroupNode):
             if flight:
