@@ -272,3 +272,14 @@ def test_random_kernels(device, family, seed):
     tvm_tile.compile(func, "llvm", lowering="reference", cache=False)(*want)
     # rounding to the narrow dtype of probabilities and of stored scores, once at another place
     verify(kernel, args, {n: want[n] for n in written}, (2e-2, 2e-2), undefined=False)
+
+
+OTHERS = (pytest.param(n, marks=pytest.mark.slow) for n in (17, 22, 24, 26, 28, 32, 39))
+
+
+@pytest.mark.parametrize("seed", [15, 20, *OTHERS])
+def test_products_are_not_serialised(seed):
+    """ptxas finds no accumulator touched before its product is waited for."""
+    case = Attention.draw(random.Random(f"Attention {seed}"))
+    warnings = tvm_tile.compile(case.kernel(), "sm_90", cache=False).resources.warnings
+    assert [w for w in warnings if "serialized" in w] == []

@@ -39,7 +39,7 @@ __all__ = [
 TILE_KEY = "tvm_tile"
 PLAIN_KEY = "tvm_tile_plain"
 
-_COMMON_FLAGS = ("-O3", "-std=c++17", "--expt-relaxed-constexpr", "-diag-suppress=177,1046", "-Xptxas", "-v")
+_COMMON_FLAGS = ("-O3", "-std=c++17", "--expt-relaxed-constexpr", "-diag-suppress=177,550,1046", "-Xptxas", "-v")
 DISASSEMBLERS = (
     "install the CUDA toolkit's binary utilities, or: pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm"
 )

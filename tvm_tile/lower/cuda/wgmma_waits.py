@@ -13,7 +13,7 @@ from tvm.ir import Var
 from tvm.script import tirx as T
 
 from .build import const, evaluate
-from .program import CondNode, GroupNode, LoopNode, MicroNode, Node, WhileNode
+from .program import CondNode, GroupNode, LoopNode, MicroNode, Node, WhileNode, walk_nodes
 from .roles import ReleaseNode, SendNode, SignalNode
 from .sync import BarrierNode
 
@@ -29,10 +29,12 @@ class WgmmaWaitNode:
 
 @dataclass
 class KeepNode:
-    """The accumulator has its values here, in front of a loop whose products stay in flight from turn to turn.
+    """The accumulator's registers are written before this, or read behind it: it emits nothing.
 
-    Without it the compiler may put off zeros into the loop; ptxas then finds instructions that define registers of a
-    product in flight, and serialises all products of the kernel (C7515).
+    It stands in front of a loop whose products stay in flight from turn to turn, and behind waits outside of innermost
+    loops. The compiler does not know that a product writes its registers until it is waited for: it may put off zeros
+    into the loop, or begin to divide before the wait. ptxas, which knows, then serialises all products of the kernel
+    (C7514, C7515).
     """
 
     accumulator: Var
@@ -86,48 +88,63 @@ def place_wgmma_waits(nodes: list[Node]) -> list[Node]:
     return out
 
 
-def _run(nodes: list[Node], flight: list[_Group]) -> tuple[list[Node], list[_Group]]:
+def _run(nodes: list[Node], flight: list[_Group], inside: bool = False) -> tuple[list[Node], list[_Group]]:
+    """The nodes with waits, and what is in flight behind them; ``inside`` an innermost loop or not."""
     out: list[Node] = []
+
+    def wait(to: list[Node], pending: list[_Group], left: int = 0) -> None:
+        to.append(WgmmaWaitNode(left))
+        if not inside:
+            to.extend(_kept(pending[: len(pending) - left]))
+
     for node in nodes:
         if isinstance(node, WgmmaWaitNode | KeepNode):
             continue  # of an earlier walk over the body of a loop
         if isinstance(node, LoopNode | WhileNode):
             if flight:
-                out.append(WgmmaWaitNode(0))
+                wait(out, flight)
             node.body, flight = _steady(node.body)
-            kept: list[Var] = []
-            for group in flight:
-                if not any(_same(group.accumulator, k) for k in kept):
-                    kept.append(group.accumulator)
-            out += [KeepNode(accumulator) for accumulator in kept]
-            out.append(node)
+            out += [*_kept(flight), node]
         elif isinstance(node, GroupNode):
             if flight:
-                out.append(WgmmaWaitNode(0))
-            body, left = _run(node.body, [])
-            out.append(GroupNode(node.group, [*body, WgmmaWaitNode(0)] if left else body, node.team))
+                wait(out, flight)
+            body, left = _run(node.body, [], inside)
+            if left:
+                wait(body, left)
+            out.append(GroupNode(node.group, body, node.team))
             flight = []
         elif isinstance(node, CondNode):
-            then, left = _run(node.then, list(flight))
-            orelse, right = _run(node.orelse, list(flight))
+            then, left = _run(node.then, list(flight), inside)
+            orelse, right = _run(node.orelse, list(flight), inside)
             if _ends_with(right, left):
                 left = right  # a branch that waited for more is no reason to wait in the other one
             elif not _ends_with(left, right):
-                then = [*then, WgmmaWaitNode(0)] if left else then
-                orelse = [*orelse, WgmmaWaitNode(0)] if right else orelse
+                if left:
+                    wait(then, left)
+                if right:
+                    wait(orelse, right)
                 left = []
             out.append(CondNode(node.condition, then, orelse))
             flight = left
         else:
             needed = _needed(node, flight)
             if needed:
-                out.append(WgmmaWaitNode(len(flight) - needed))
+                wait(out, flight, len(flight) - needed)
                 flight = flight[needed:]
             out.append(node)
             if isinstance(node, MicroNode) and node.wgmma is not None:
                 shared = tuple(a.buffer for a in node.reads)
                 flight = [*flight, _Group(node.wgmma.accumulator, node.wgmma.a_fragment, shared)]
     return out, flight
+
+
+def _kept(groups: list[_Group]) -> list[KeepNode]:
+    """One node for each accumulator of some products."""
+    found: list[Var] = []
+    for group in groups:
+        if not any(_same(group.accumulator, f) for f in found):
+            found.append(group.accumulator)
+    return [KeepNode(f) for f in found]
 
 
 def _steady(body: list[Node]) -> tuple[list[Node], list[_Group]]:
@@ -137,8 +154,9 @@ def _steady(body: list[Node]) -> tuple[list[Node], list[_Group]]:
     but the newest N, whatever their number.
     """
     entry: list[_Group] = []
+    innermost = not any(isinstance(n, LoopNode | WhileNode) for n in walk_nodes(body))
     for _ in range(4):
-        made, last = _run(body, entry)
+        made, last = _run(body, entry, innermost)
         again = [g.older() for g in last]
         found, expected = [_key(g) for g in again], [_key(g) for g in entry]
         fewer = found == expected[len(expected) - len(found) :] if len(found) <= len(expected) else False
@@ -147,7 +165,7 @@ def _steady(body: list[Node]) -> tuple[list[Node], list[_Group]]:
         if fewer or alike:
             return made, last
         entry = again
-    made, last = _run(body, [])
+    made, last = _run(body, [], innermost)
     return ([*made, WgmmaWaitNode(0)] if last else made), []
 
 
