@@ -234,6 +234,14 @@ def test_explain_names_every_decision_with_its_reason():
     )
 
 
+def test_explain_names_the_loads_of_the_producer():
+    """Not the copies that threads would make without it: those are told on a machine without TMA."""
+    func = tvm_tile.ops.gemm(256, 512, 256, dtype="bfloat16", target="sm_90")
+    here, there = explain(func, "sm_90"), explain(func, "sm_80")
+    assert "A -> A_shared by TMA, " in here and " slots" in here and "cp.async" not in here
+    assert "A -> A_shared by cp.async, 16 bytes an access" in there and "by TMA" not in there
+
+
 def test_explain_of_a_decided_function_reads_the_log():
     decided = decide(K.product(), SM_90)
     assert explain(decided) == explain(K.product(), "sm_90")

@@ -92,7 +92,7 @@ def explain(func_or_kernel, target=None) -> str:
     func, arch = _function(func_or_kernel)
     if not read_log(func) or target is not None:
         func = decide(func, machine(target or arch))
-    log = read_log(func)
+    log = _without_replaced(read_log(func))
     lines = [f"decisions for {read_machine(func)}"]
     kernels = list(dict.fromkeys(e[0] for e in log if e[0]))
     for kernel in [*kernels, ""]:
@@ -109,3 +109,9 @@ def explain(func_or_kernel, target=None) -> str:
             body = f"{text}\n        because {why}" if text else f"not applied: {why}"
             lines.append(f"   {flag}{subject + ': ' if subject else ''}{body}")
     return "\n".join(lines)
+
+
+def _without_replaced(log: list[list[str]]) -> list[list[str]]:
+    """The log without copies of threads that became loads of the producer."""
+    loads = {(kernel, subject) for kernel, subject, rule, *_ in log if rule == "roles" and subject != "roles"}
+    return [e for e in log if e[2] != "copy_instruction" or (e[0], e[1]) not in loads]

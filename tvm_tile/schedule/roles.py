@@ -19,6 +19,7 @@ from .decisions import (
     read_instruction,
     read_partition,
     read_pipeline,
+    read_roles,
     read_shared,
 )
 from .producers import why_not_ahead, why_not_ring
@@ -55,7 +56,11 @@ def largest_n(hw, threads: int) -> int:
 
 def _apply(sch: TileSchedule, hw):
     sch.refresh()  # the loops' plans were annotated after the analysis
-    return [_decide(sch, kernel, hw) for kernel in sch.kernels] or NotApplicable("no kernels")
+    answers = []
+    for kernel in sch.kernels:
+        answers.append(_decide(sch, kernel, hw))
+        answers += _loads(kernel)
+    return answers or NotApplicable("no kernels")
 
 
 def _decide(sch: TileSchedule, kernel: KernelView, hw):
@@ -98,6 +103,22 @@ def _decide(sch: TileSchedule, kernel: KernelView, hw):
     sch.annotate_kernel(kernel, "tile.roles", encode(value))
     why = "all loads of the pipelined loops can be issued by TMA ahead of the products"
     return Decision(kernel.name, "roles", _text(kernel, value), why)
+
+
+def _loads(kernel: KernelView) -> list[Decision]:
+    """What the producer loads, in place of what the copy rule chose for threads that load and work."""
+    answers, layouts = [], read_shared(kernel.info.block)
+    rings = (read_roles(kernel.info.block) or {}).get("rings", ())
+    for ring, site in ((r, s) for r in rings for s in kernel.sites if s.name in r["copies"]):
+        op = site.op
+        boxes = list(layouts[op.dst.buffer.name].tma_boxes())
+        _, _, rows, columns, _ = boxes[0]
+        text = (
+            f"{op.src.buffer.name} -> {op.dst.buffer.name} by TMA, {len(boxes)} box{'es' if len(boxes) > 1 else ''} of "
+            f"{rows} x {columns} into {ring['slots']} slot{'s' if int(ring['slots']) > 1 else ''}"
+        )
+        answers.append(Decision(kernel.name, site.name, text, "one thread of the producer issues it ahead"))
+    return answers
 
 
 def _text(kernel: KernelView, value: dict) -> str:
