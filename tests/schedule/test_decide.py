@@ -236,7 +236,8 @@ def test_explain_names_every_decision_with_its_reason():
 
 def test_explain_names_the_loads_of_the_producer():
     """Not the copies that threads would make without it: those are told on a machine without TMA."""
-    func = tvm_tile.ops.gemm(256, 512, 256, dtype="bfloat16", target="sm_90")
+    tiles = {"block_M": 128, "block_N": 128, "block_K": 64, "num_stages": 3, "threads": 256}
+    func = ops.gemm(256, 512, 256, dtype="bfloat16", target="sm_90", **tiles)
     here, there = explain(func, "sm_90"), explain(func, "sm_80")
     assert "A -> A_shared by TMA, " in here and " slots" in here and "cp.async" not in here
     assert "A -> A_shared by cp.async, 16 bytes an access" in there and "by TMA" not in there
