@@ -26,10 +26,13 @@ annotation             on                 meaning
                                           operation repeats serially until the extent is covered (the rest predicated)
 ``tile.convert``       same, gemm         fragments that are not at hand: they pass through shared memory
 ``tile.deferred``      reduce block       the fragment that accumulates the sum; threads combine it after the loop
+``tile.unit_factors``  element-wise       the fragment of factors on which a warp votes before it multiplies, or "off"
+``tile.factored``      element-wise       1: ``a * c - b * c`` is computed as ``(a - b) * c``
 ``tile.pipeline``      pipelined loop     {"stages", "buffers", "producers"[, "order", "stage"]}
 ``tile.role``          operations         "front" or "back": which of two groups of consumer warps does it
 ``tile.persistent``    kernel block       CTAs that visit all tiles; 0 or absent: one CTA a tile
 ``tile.rows``          copy block         rows that a TMA load brings, where the tensor has fewer than the tile
+``tile.l2``            copy block         what L2 does with a load: "evict_first" or "evict_normal"
 ``tile.slots``         copy block         of kind tma: boxes of shared memory a warpgroup
 ``tile.alignment``     function attribute {parameter: bytes} that the base pointer has to be aligned to
 ``tile.machine``       function attribute name of the machine that was decided for
