@@ -27,6 +27,7 @@ from .rasterisation import rasterisation
 from .resources import resources
 from .roles import roles
 from .rule import Decision, NotApplicable, Rule, TileSchedule
+from .separate import separate_tiles
 from .shared_layout import shared_layout
 from .split import split_roles
 from .tma_store import tma_store
@@ -99,11 +100,35 @@ def decide(func: tirx.PrimFunc, hw, rules: Sequence[Rule] | None = None, whole: 
     rules = default_rules(hw) if rules is None else rules
     if all(rule.name != "roles" for rule in rules):
         return _decided(func, hw, rules, [])
+    log = [entry for entry in read_log(func) if entry[2] == "separate"]
+    tried, tiles = separate_tiles(func)
+    if tried is not None:
+        listed = {name: ", ".join(names) for name, names in tiles.items()}
+        chosen = [[name, names, "separate", _SEPARATE, _WHY_SEPARATE] for name, names in listed.items()]
+        reason = None
+        try:
+            made = _with_roles(tried, hw, rules, whole, [*log, *chosen])
+            lacking = [k.name for k in kernel_views(made) if k.name in tiles and not read_roles(k.info.block)]
+            reason = _why_no_roles(made, lacking[0]) if lacking else None
+        except TileError as error:
+            reason = str(error.message).splitlines()[0]
+        if reason is None:
+            return made
+        log += [[name, names, "separate", "", f"tried, but {reason}"] for name, names in listed.items()]
+    return _with_roles(func, hw, rules, whole, log)
+
+
+_SEPARATE = "a tile of its own for each loop that fills it"
+_WHY_SEPARATE = "the producer loads for the next loop while the last tiles of this one are read"
+
+
+def _with_roles(func: tirx.PrimFunc, hw, rules: Sequence[Rule], whole: str | None, log: list[list]) -> tirx.PrimFunc:
+    """The function decided, with a front and a back where that is possible."""
     if whole is not None:
-        log = [[k.name, "front and back", "split", "", whole] for k in kernel_views(func)]
+        log = [*log, *([k.name, "front and back", "split", "", whole] for k in kernel_views(func))]
         return _decided(func, hw, rules, log)
     tried, reasons = split_roles(func, hw)
-    log = [[name, "front and back", "split", "", reason] for name, reason in reasons.items()]
+    log = [*log, *([name, "front and back", "split", "", reason] for name, reason in reasons.items())]
     log += [entry for entry in read_log(func) if entry[2] == "split" and entry[0] not in reasons]
     if tried is not None:
         names = [k.name for k in kernel_views(tried) if k.split]
