@@ -241,6 +241,18 @@ def mla_roles(**changes):
     return func, read_roles(kernel_views(func)[0].info.block)
 
 
+def mla_is_right(func, shape: dict, tensors: list, outputs: list[int], seed: int = 0) -> None:
+    """Outputs of a decided MLA function beside the reference, poisoned before."""
+    spec = registry.get("flash_mla")
+    want = spec.reference(shape, "bfloat16", tensors)
+    for position in outputs:
+        tensors[position].fill_(float("nan"))
+    simulated(func, seed)(*tensors)
+    rtol, atol = spec.tolerance(shape, "bfloat16")
+    for position, value in zip(outputs, want, strict=True):
+        torch.testing.assert_close(tensors[position].double(), value.double(), rtol=rtol, atol=atol)
+
+
 def test_three_slots_for_what_both_roles_read():
     """Q passes through the last slot of KV, the weights take the rotary part's slots, the front's products go first."""
     _, found = mla_roles()
@@ -265,14 +277,8 @@ def test_slots_of_two_tiles_for_any_length():
     tensors, outputs = spec.inputs(shape, "bfloat16", "cpu", torch.Generator().manual_seed(5))
     given = next(t for t in tensors if t.dtype == torch.int32)
     given.copy_(torch.tensor(lengths, dtype=torch.int32))
-    want = spec.reference(shape, "bfloat16", tensors)
     for seed in (0, 3):
-        for position in outputs:
-            tensors[position].fill_(float("nan"))
-        simulated(decided(func), seed=seed)(*tensors)
-        rtol, atol = spec.tolerance(shape, "bfloat16")
-        for position, expected in zip(outputs, want, strict=True):
-            torch.testing.assert_close(tensors[position].double(), expected.double(), rtol=rtol, atol=atol)
+        mla_is_right(decided(func), shape, tensors, outputs, seed)
 
 
 def test_slots_are_not_shared_by_tiles_of_different_size():
@@ -291,11 +297,7 @@ def test_two_slots_where_memory_is_short():
     assert rings["load_Q_shared_first"]["inside"]["slot"] == 1
     spec, shape = registry.get("flash_mla"), {"batch": 2, "heads": 64, "kv_len": 300}
     tensors, outputs = spec.inputs(shape, "bfloat16", "cpu", torch.Generator().manual_seed(1))
-    want = spec.reference(shape, "bfloat16", tensors)
-    simulated(func)(*tensors)
-    rtol, atol = spec.tolerance(shape, "bfloat16")
-    for position, expected_output in zip(outputs, want, strict=True):
-        torch.testing.assert_close(tensors[position].double(), expected_output.double(), rtol=rtol, atol=atol)
+    mla_is_right(func, shape, tensors, outputs)
 
 
 def test_every_signal_has_its_wait():

@@ -13,7 +13,7 @@ from tvm.ir import Var
 
 from ..errors import SourceLocation
 
-__all__ = ["mentions", "rewrite", "source_location", "substitute", "walk"]
+__all__ = ["mentions", "rewrite", "same_variables", "source_location", "substitute", "walk"]
 
 
 class _Keeper:
@@ -118,6 +118,13 @@ def source_location(span) -> SourceLocation | None:
         places = [place for place in map(source_location, parts) if place is not None]
         return places[-1] if places else None
     return SourceLocation.from_span(span)
+
+
+def same_variables(left, right) -> bool:
+    """Whether two lists of indices are the same variables, one by one."""
+    return len(left) == len(right) and all(
+        isinstance(a, Var) and isinstance(b, Var) and a.same_as(b) for a, b in zip(left, right, strict=True)
+    )
 
 
 def mentions(expr, var: Var) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tvm_ffi
 
 from .analysis import GLOBAL
-from .decisions import read_roles, read_vector
+from .decisions import read_ring_loads, read_vector
 from .rule import Decision, NotApplicable, Rule, TileSchedule
 
 __all__ = ["alignment"]
@@ -25,7 +25,7 @@ def _apply(sch: TileSchedule, hw):
                 size = tvm_ffi.dtype(str(access.buffer.ty.dtype)).itemsize
                 needed[access.buffer.name] = max(needed.get(access.buffer.name, 0), vector * size)
     for kernel in sch.kernels:
-        mapped = {str(c) for ring in (read_roles(kernel.info.block) or {}).get("rings", ()) for c in ring["copies"]}
+        mapped = read_ring_loads(kernel.info.block)
         for site in kernel.sites:
             if site.name in mapped:
                 name = site.op.src.buffer.name

@@ -12,7 +12,7 @@ from tvm import tirx
 
 from ..ir.ops import CopyOp
 from .analysis import KernelView, Site, static_shape
-from .decisions import read_roles, read_rows, read_shared
+from .decisions import read_ring_loads, read_rows, read_shared
 from .rule import GIVEN, Decision, NotApplicable, Rule, TileSchedule
 
 __all__ = ["box_rows"]
@@ -21,7 +21,7 @@ __all__ = ["box_rows"]
 def _apply(sch: TileSchedule, hw):
     answers = []
     for kernel in sch.kernels:
-        loads = {str(c) for ring in (read_roles(kernel.info.block) or {}).get("rings", ()) for c in ring["copies"]}
+        loads = read_ring_loads(kernel.info.block)
         for site in kernel.sites:
             if site.name not in loads:
                 continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from tvm import tirx
 
@@ -105,15 +105,10 @@ def decide(func: tirx.PrimFunc, hw, rules: Sequence[Rule] | None = None, whole: 
     if tried is not None:
         listed = {name: ", ".join(names) for name, names in tiles.items()}
         chosen = [[name, names, "separate", _SEPARATE, _WHY_SEPARATE] for name, names in listed.items()]
-        reason = None
-        try:
-            made = _with_roles(tried, hw, rules, whole, [*log, *chosen])
-            lacking = [k.name for k in kernel_views(made) if k.name in tiles and not read_roles(k.info.block)]
-            reason = _why_no_roles(made, lacking[0]) if lacking else None
-        except TileError as error:
-            reason = str(error.message).splitlines()[0]
-        if reason is None:
+        made = _attempt(lambda: _with_roles(tried, hw, rules, whole, [*log, *chosen]), tiles)
+        if not isinstance(made, str):
             return made
+        reason = made.splitlines()[0]
         log += [[name, names, "separate", "", f"tried, but {reason}"] for name, names in listed.items()]
     return _with_roles(func, hw, rules, whole, log)
 
@@ -132,21 +127,26 @@ def _with_roles(func: tirx.PrimFunc, hw, rules: Sequence[Rule], whole: str | Non
     log += [entry for entry in read_log(func) if entry[2] == "split" and entry[0] not in reasons]
     if tried is not None:
         names = [k.name for k in kernel_views(tried) if k.split]
-        try:
-            chosen = [[name, "front and back", "split", _SPLIT, _WHY] for name in names]
-            made = _decided(tried, hw, rules, [*log, *chosen])
-            failed = [k.name for k in kernel_views(made) if k.split and not read_roles(k.info.block)]
-            reason = _why_no_roles(made, failed[0]) if failed else None
-        except TileError as error:
-            reason = str(error.message)
-        if reason is None:
+        chosen = [[name, "front and back", "split", _SPLIT, _WHY] for name in names]
+        made = _attempt(lambda: _decided(tried, hw, rules, [*log, *chosen]), names)
+        if not isinstance(made, str):
             return made
-        log += [[name, "front and back", "split", "", f"tried, but {reason}"] for name in names]
+        log += [[name, "front and back", "split", "", f"tried, but {made}"] for name in names]
     return _decided(func, hw, rules, log)
 
 
 _SPLIT = "one warpgroup makes the final product's operand, the others accumulate"
 _WHY = "the products have the rows of one instruction: warpgroups that share them would wait for each other"
+
+
+def _attempt(decided: Callable[[], tirx.PrimFunc], names: Collection[str]) -> tirx.PrimFunc | str:
+    """A function whose kernels of these names have roles, or why they have none."""
+    try:
+        made = decided()
+    except TileError as error:
+        return str(error.message)
+    lacking = [k.name for k in kernel_views(made) if k.name in names and not read_roles(k.info.block)]
+    return _why_no_roles(made, lacking[0]) if lacking else made
 
 
 def _why_no_roles(func: tirx.PrimFunc, kernel: str) -> str:

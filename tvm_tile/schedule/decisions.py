@@ -78,6 +78,7 @@ __all__ = [
     "read_persistent",
     "read_pipeline",
     "read_raster",
+    "read_ring_loads",
     "read_roles",
     "read_rows",
     "read_shared",
@@ -308,6 +309,12 @@ def read_roles(block) -> dict | None:
     at which the back's product waits for the front's next ones.
     """
     return _decode(block, "tile.roles")
+
+
+def read_ring_loads(block) -> dict[str, dict]:
+    """Copy -> the ring that it fills: what a kernel's producer loads; empty without one."""
+    rings = (read_roles(block) or {}).get("rings", ())
+    return {str(name): ring for ring in rings for name in ring["copies"]}
 
 
 def _attribute(func, key: str):

@@ -12,7 +12,7 @@ from tvm.ir import TensorLoad, Var
 
 from ..errors import TileShapeError
 from ..ir.ops import FillOp, ParallelOp, ReduceOp
-from ..ir.visit import walk
+from ..ir.visit import same_variables, walk
 from .analysis import FRAGMENT, KernelView, Site
 from .decisions import read_fragments
 from .rule import Decision, NotApplicable, Rule, TileSchedule
@@ -90,10 +90,10 @@ def _linear_update(site: Site, addend: Var) -> Var | None:
     left, right = value.a, value.b
     if _is_load(left, addend):
         left, right = right, left
-    if not _is_load(right, addend) or not _same_place(store, right):
+    if not _is_load(right, addend) or not same_variables(store.indices, right.indices):
         return None
     factors = [left.a, left.b] if isinstance(left, tirx.Mul) else [left]
-    own = [f for f in factors if _is_load(f, store.buffer) and _same_place(store, f)]
+    own = [f for f in factors if _is_load(f, store.buffer) and same_variables(store.indices, f.indices)]
     others = [f for f in factors if all(f is not o for o in own)]
     if len(own) != 1 or any(_reads(f, store.buffer) or _reads(f, addend) for f in others):
         return None
@@ -102,13 +102,6 @@ def _linear_update(site: Site, addend: Var) -> Var | None:
 
 def _is_load(expr, buffer: Var) -> bool:
     return isinstance(expr, TensorLoad) and expr.source.same_as(buffer)
-
-
-def _same_place(store, load) -> bool:
-    return len(store.indices) == len(load.indices) and all(
-        isinstance(a, Var) and isinstance(b, Var) and a.same_as(b)
-        for a, b in zip(store.indices, load.indices, strict=True)
-    )
 
 
 def _reads(expr, buffer: Var) -> bool:

@@ -11,13 +11,12 @@ from __future__ import annotations
 import tvm
 from tvm import tirx
 from tvm.ir import Var
-from tvm.tirx import Bind
 
 from ..errors import TileTypeError
 from ..ir.ops import CopyOp
-from ..ir.visit import substitute, walk
+from ..ir.visit import mentions, substitute
 from .analysis import KernelView, Site
-from .decisions import L2_POLICIES, read_roles
+from .decisions import L2_POLICIES, read_ring_loads
 from .rule import GIVEN, Decision, NotApplicable, Rule, TileSchedule
 
 __all__ = ["l2_policy"]
@@ -29,7 +28,7 @@ SAMPLES = 64
 def _apply(sch: TileSchedule, hw):
     answers = []
     for kernel in sch.kernels:
-        loads = {str(c) for ring in (read_roles(kernel.info.block) or {}).get("rings", ()) for c in ring["copies"]}
+        loads = read_ring_loads(kernel.info.block)
         for site in kernel.sites:
             if site.name not in loads:
                 continue
@@ -54,9 +53,8 @@ def _readers(kernel: KernelView, site: Site) -> int | None:
     all of them read most.
     """
     op: CopyOp = site.op
-    values = {raw.stmt.var: raw.stmt.value for raw in kernel.raw if isinstance(raw.stmt, Bind)}
-    loops = {scope.node.loop_var for scope in site.loops}
-    place = [low for low in (_expanded(low, values) for low in op.src.mins) if not _mentions_any(low, loops)]
+    loops = [scope.node.loop_var for scope in site.loops]
+    place = [low for low in (_expanded(kernel, low) for low in op.src.mins) if not any(mentions(low, v) for v in loops)]
     readers = 1.0
     for axis, extent in zip(kernel.info.axes, kernel.info.grid, strict=True):
         if not isinstance(extent, int | tirx.IntImm):
@@ -67,27 +65,16 @@ def _readers(kernel: KernelView, site: Site) -> int | None:
     return max(1, round(readers))
 
 
-def _expanded(expression, values: dict[Var, object]):
+def _expanded(kernel: KernelView, expression):
     """An index in terms of the grid, loops and memory: bound names replaced by what they stand for."""
-    for _ in range(len(values) + 1):
-        used: list[Var] = []
-        walk(tirx.convert(expression), (Var, used.append))
-        known = {v: values[v] for v in used if v in values}
-        if not known:
-            return tirx.convert(expression)
-        expression = substitute(tirx.convert(expression), known)
-    return tirx.convert(expression)
-
-
-def _mentions_any(expression, variables: set[Var]) -> bool:
-    used: list[Var] = []
-    walk(expression, (Var, used.append))
-    return any(v in variables for v in used)
+    expression = tirx.convert(expression)
+    known = {v: value for v, (value, _) in kernel.bound.items() if mentions(expression, v)}
+    return _expanded(kernel, substitute(expression, known)) if known else expression
 
 
 def _distinct(place: list, axis: Var, steps: int) -> int:
     """Different places along one axis of the grid."""
-    moving = [low for low in place if _mentions_any(low, {axis})]
+    moving = [low for low in place if mentions(low, axis)]
     if not moving:
         return 1
     analyzer = tvm.sym.Analyzer()

@@ -10,7 +10,7 @@ from tvm.ir import TensorLoad, Var, is_prim_expr
 
 from ..ir.visit import walk
 from .analysis import KernelView
-from .decisions import read_persistent, read_roles
+from .decisions import read_persistent, read_ring_loads, read_roles
 from .room import room_beside
 from .rule import GIVEN, Decision, NotApplicable, Rule, TileSchedule
 from .tma_store import least_scratch
@@ -40,17 +40,16 @@ def _text(ctas: int) -> str:
 
 
 def _why_not(kernel: KernelView, hw) -> str | None:
-    roles = read_roles(kernel.info.block)
-    if not roles:
+    if not read_roles(kernel.info.block):
         return "no warps of their own load ahead"
     tiles = 1
     for extent in kernel.info.grid:
         tiles = tiles * int(extent.value) if tiles is not None and isinstance(extent, tirx.IntImm) else None
     if tiles is not None and tiles <= hw.sms:
         return f"the grid of {tiles} is no more than one wave on {hw.sms} SMs"
-    loops = {str(c) for r in roles["rings"] for c in r["copies"]}
+    loads = read_ring_loads(kernel.info.block)
     for site in kernel.sites:
-        if site.name in loops and not any(s.kind == "loop" for s in site.path):
+        if site.name in loads and not any(s.kind == "loop" for s in site.path):
             return f"{site.name} loads once a tile, and the next tile's load would wait until its tile is free"
     reason = _uneven(kernel)
     if reason:

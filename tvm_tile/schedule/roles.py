@@ -19,7 +19,7 @@ from .decisions import (
     read_instruction,
     read_partition,
     read_pipeline,
-    read_roles,
+    read_ring_loads,
     read_shared,
 )
 from .producers import why_not_ahead, why_not_ring
@@ -108,16 +108,16 @@ def _decide(sch: TileSchedule, kernel: KernelView, hw):
 def _loads(kernel: KernelView) -> list[Decision]:
     """What the producer loads, in place of what the copy rule chose for threads that load and work."""
     answers, layouts = [], read_shared(kernel.info.block)
-    rings = (read_roles(kernel.info.block) or {}).get("rings", ())
-    for ring, site in ((r, s) for r in rings for s in kernel.sites if s.name in r["copies"]):
-        op = site.op
+    sites = {s.name: s for s in kernel.sites}
+    for name, ring in read_ring_loads(kernel.info.block).items():
+        op = sites[name].op
         boxes = list(layouts[op.dst.buffer.name].tma_boxes())
         _, _, rows, columns, _ = boxes[0]
         text = (
             f"{op.src.buffer.name} -> {op.dst.buffer.name} by TMA, {len(boxes)} box{'es' if len(boxes) > 1 else ''} of "
             f"{rows} x {columns} into {ring['slots']} slot{'s' if int(ring['slots']) > 1 else ''}"
         )
-        answers.append(Decision(kernel.name, site.name, text, "one thread of the producer issues it ahead"))
+        answers.append(Decision(kernel.name, name, text, "one thread of the producer issues it ahead"))
     return answers
 
 

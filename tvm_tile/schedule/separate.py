@@ -12,10 +12,10 @@ from tvm.ir import Var
 from tvm.s_tir import SBlockRealize
 from tvm.tirx import For
 
-from ..ir.normalize import rebuild_block
 from ..ir.ops import CopyOp
 from ..ir.visit import rewrite, substitute
 from .analysis import GLOBAL, SHARED, KernelView, Scope, kernel_views, static_shape
+from .new_buffers import new_buffer, with_buffers
 
 __all__ = ["separate_tiles"]
 
@@ -35,9 +35,7 @@ def separate_tiles(func: tirx.PrimFunc) -> tuple[tirx.PrimFunc | None, dict[str,
         for buffer in kernel.buffers(SHARED):
             loops = _filling_loops(kernel, buffer)
             for loop in loops[1:]:
-                name = next(n for i in range(1, 99) if (n := f"{buffer.name}_{i}") not in taken)
-                taken.add(name)
-                own = tirx.decl_buffer(static_shape(buffer), str(buffer.ty.dtype), name, scope=SHARED, layout=None)
+                own = new_buffer(static_shape(buffer), str(buffer.ty.dtype), buffer.name, SHARED, taken)
                 fresh.setdefault(loop.node.loop_var, {})[buffer] = own
             if len(loops) > 1:
                 separated.setdefault(kernel.name, []).append(buffer.name)
@@ -77,11 +75,8 @@ def _rewritten(func: tirx.PrimFunc, name: str, fresh: dict[Var, dict[Var, Var]])
 
     def on_realize(realize, mutator):
         out = mutator.default_mutate(realize)
-        block = out.block
-        if str(block.name_hint) != name or "tile.kernel" not in block.annotations:
+        if str(out.block.name_hint) != name or "tile.kernel" not in out.block.annotations:
             return out
-        made = [own for tiles in fresh.values() for own in tiles.values()]
-        block = rebuild_block(block, alloc_buffers=[*block.alloc_buffers, *made])
-        return SBlockRealize(out.iter_values, out.predicate, block, out.span)
+        return with_buffers(out, [own for tiles in fresh.values() for own in tiles.values()])
 
     return func.with_body(rewrite(func.body, [(For, on_for), (SBlockRealize, on_realize)]))

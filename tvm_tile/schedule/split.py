@@ -38,6 +38,7 @@ from .analysis import (
 from .decisions import BACK, BACK_REGISTERS, FRONT, FRONT_REGISTERS, FRONT_THREADS
 from .gemm_instruction import why_not_wgmma
 from .kept_operand import OTHERS, copy_of, kept_columns, split_load, split_product
+from .new_buffers import new_buffer, with_buffers
 
 __all__ = ["split_roles"]
 
@@ -287,7 +288,7 @@ def _rewritten(func: tirx.PrimFunc, plan: _Plan) -> tirx.PrimFunc:
     for crossing in plan.crossings:
         buffer = crossing.buffer
         shape, dtype = static_shape(buffer), str(buffer.ty.dtype)
-        crossing.channel = _buffer(shape, dtype, f"{buffer.name}_channel", SHARED, names)
+        crossing.channel = new_buffer(shape, dtype, f"{buffer.name}_channel", SHARED, names)
         made.append(crossing.channel)
         send, receive = ({"tile.role": role} for role in (FRONT, BACK))
         name = crossing.channel.name
@@ -296,7 +297,7 @@ def _rewritten(func: tirx.PrimFunc, plan: _Plan) -> tirx.PrimFunc:
         if crossing.is_operand:
             crossing.received = crossing.channel
         else:
-            crossing.received = _buffer(shape, dtype, f"{buffer.name}_received", FRAGMENT, names)
+            crossing.received = new_buffer(shape, dtype, f"{buffer.name}_received", FRAGMENT, names)
             made.append(crossing.received)
             copies.append(copy_of(crossing.channel, crossing.received, shape, f"{name}_receive", receive))
         for site in crossing.readers:
@@ -307,9 +308,9 @@ def _rewritten(func: tirx.PrimFunc, plan: _Plan) -> tirx.PrimFunc:
         product, columns = plan.kept
         unused, rows, depth, dtype = product.op.a.buffer, product.op.m, product.op.k, product.op.a.dtype
         load = next(s.name for s, access in plan.kernel.uses(unused) if access.write)
-        kept = _buffer((rows, columns), dtype, f"{unused.name}_kept", FRAGMENT, names)
-        passing = _buffer((rows, columns), dtype, f"{unused.name}_first", SHARED, names)
-        rest = _buffer((rows, depth - columns), dtype, f"{unused.name}_rest", SHARED, names)
+        kept = new_buffer((rows, columns), dtype, f"{unused.name}_kept", FRAGMENT, names)
+        passing = new_buffer((rows, columns), dtype, f"{unused.name}_first", SHARED, names)
+        rest = new_buffer((rows, depth - columns), dtype, f"{unused.name}_rest", SHARED, names)
         made += [kept, passing, rest]
     inside = [False]
 
@@ -335,7 +336,7 @@ def _rewritten(func: tirx.PrimFunc, plan: _Plan) -> tirx.PrimFunc:
                 out = mutator.default_mutate(realize)
             finally:
                 inside[0] = False
-            return _with_buffers(out, made, unused)
+            return with_buffers(out, made, unused)
         if inside[0] and match_op(realize) is not None:
             return _operation(realize, name, plan, before, renamed)
         return mutator.default_mutate(realize)
@@ -355,17 +356,3 @@ def _operation(stmt, name: str, plan: _Plan, before: dict, renamed: dict):
 
     stmt = rewrite(stmt, [(SBlock, on_block)])
     return SeqStmt([*before[name], stmt]) if name in before else stmt
-
-
-def _with_buffers(realize: SBlockRealize, buffers: list[Var], unused: Var | None) -> SBlockRealize:
-    old = [b for b in realize.block.alloc_buffers if unused is None or not b.same_as(unused)]
-    block = rebuild_block(realize.block, alloc_buffers=[*old, *buffers])
-    return SBlockRealize(realize.iter_values, realize.predicate, block, realize.span)
-
-
-def _buffer(shape, dtype: str, name: str, scope: str, taken: set[str]) -> Var:
-    number, unique = 1, name
-    while unique in taken:
-        unique, number = f"{name}_{number}", number + 1
-    taken.add(unique)
-    return tirx.decl_buffer(tuple(shape), dtype, unique, scope=scope, layout=None)

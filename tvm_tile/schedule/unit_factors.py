@@ -21,6 +21,7 @@ from tvm_ffi import structural_equal
 from ..errors import TileShapeError
 from ..ir.factor import factored
 from ..ir.ops import CopyOp, GemmOp, ParallelOp
+from ..ir.visit import same_variables
 from .analysis import FRAGMENT, KernelView, Site, scope_of, static_shape
 from .decisions import OFF, read_factored
 from .rule import GIVEN, Decision, NotApplicable, Rule, TileSchedule
@@ -112,22 +113,16 @@ def _scaling(op: ParallelOp) -> tuple[Var, Var] | None:
     for own, factor in ((left, right), (right, left)):
         if not (isinstance(own, TensorLoad) and isinstance(factor, TensorLoad)):
             continue
-        if not own.source.same_as(store.buffer) or not _alike(own.indices, store.indices):
+        if not own.source.same_as(store.buffer) or not same_variables(own.indices, store.indices):
             continue
         axes = list(factor.indices)
-        fewer = len(axes) < len(store.indices) and all(any(_alike([a], [i]) for i in store.indices) for a in axes)
+        along = all(any(same_variables([a], [i]) for i in store.indices) for a in axes)
+        fewer = len(axes) < len(store.indices) and along
         fragments = scope_of(store.buffer) == FRAGMENT and scope_of(factor.source) == FRAGMENT
         whole = [int(a.extent) for a in op.axes if isinstance(a.extent, int | tirx.IntImm)]
         if fewer and fragments and whole == list(static_shape(store.buffer)):
             return store.buffer, factor.source
     return None
-
-
-def _alike(left, right) -> bool:
-    """Whether two lists of indices are the same variables."""
-    return len(left) == len(right) and all(
-        isinstance(a, Var) and isinstance(b, Var) and a.same_as(b) for a, b in zip(left, right, strict=True)
-    )
 
 
 unit_factors = Rule("unit_factors", _apply)

@@ -139,10 +139,10 @@ class Rings:
         for ring in self.rings:
             for slot in range(ring.slots):
                 at = const(slot)
-                barriers = (self.full(ring, at), self.empty(ring, at))
-                for address, count in zip(barriers, ring.arrivals, strict=True):
-                    if ring.under is not None and address is barriers[1]:
-                        continue  # the barrier of the exchange above
+                made = [(self.full(ring, at), ring.arrivals[0])]
+                if ring.under is None:  # else the exchange above makes it
+                    made.append((self.empty(ring, at), ring.arrivals[1]))
+                for address, count in made:
                     stmts.append(evaluate(T.ptx.mbarrier.init.shared.b64(address, T.uint32(count))))
         stmts.append(evaluate(T.ptx.fence.mbarrier_init.release.cluster()))
         stmts.append(evaluate(T.ptx.fence.proxy.async_.shared__cta()))

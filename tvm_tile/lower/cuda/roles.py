@@ -161,7 +161,7 @@ def _without_unused(nodes: list[Node], needed: set[Var]) -> list[Node]:
 def _produce(nodes: list[Node], rings: Rings, maps: TensorMaps, loop: LoopNode | None) -> list[Node]:
     out: list[Node] = []
     group: list[OpNode] = []
-    for node in nodes:
+    for position, node in enumerate(nodes):
         if isinstance(node, OpNode):
             group.append(node)
             ring = rings.of_copy(node.op.name)
@@ -171,7 +171,7 @@ def _produce(nodes: list[Node], rings: Rings, maps: TensorMaps, loop: LoopNode |
                 raise InternalError(f"the copies of ring {ring.name} do not stand together")
             count = count_of(rings, ring, "producer", loop)
             out.append(_fill(group, ring, rings, maps, count))
-            out += _fetched(nodes, node, rings, maps)
+            out += _fetched(nodes[position + 1 :], rings, maps)
             if ring.counting == "visits":
                 out.append(rings.advance(ring, "producer", const(1)))
             group = []
@@ -190,14 +190,13 @@ def _produce(nodes: list[Node], rings: Rings, maps: TensorMaps, loop: LoopNode |
     return out
 
 
-def _fetched(nodes: list[Node], last: OpNode, rings: Rings, maps: TensorMaps) -> list[Node]:
+def _fetched(behind: list[Node], rings: Rings, maps: TensorMaps) -> list[Node]:
     """Bring to L2 what loads right behind a fill need, where they have to wait for the back to read their slots.
 
     Those slots are free late: a load from L2 still arrives in time for the front's last product.
     """
     out: list[Node] = []
-    rest = nodes[next(i for i, n in enumerate(nodes) if n is last) + 1 :]
-    for node in rest:
+    for node in behind:
         ring = rings.of_copy(node.op.name) if isinstance(node, OpNode) else None
         if ring is None or ring.under is None:
             break

@@ -15,13 +15,12 @@ from tvm.tirx import Bind
 from ...errors import InternalError
 from ...ir.ops import GemmOp, Region
 from ...layout import Instruction, WarpPartition, a_fragment, operand_descriptor
+from ...layout.boxes import WARPGROUP
 from .build import const, evaluate, seq, when
 from .program import Access, MicroNode, OpNode, WgmmaIssue
 from .storage import Storage
 
 __all__ = ["lower_wgmma"]
-
-WARPGROUP = 128
 
 
 def lower_wgmma(
